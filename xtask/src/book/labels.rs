@@ -11,7 +11,7 @@ const FILES: &[&str] = &[
     "crates/control-plane/waypoint-objects/src/objects.rs",
     "crates/control-plane/waypoint-objects/src/parameters.rs",
     "crates/control-plane/waypoint-objects/src/ours.rs",
-    "crates/control-plane/derive/src/index/kinds/destination_rule/balancing.rs",
+    "crates/control-plane/derive/src/objects/destination_rule/balancing.rs",
     "crates/programs/agent/src/enrolment/annotations.rs",
 ];
 

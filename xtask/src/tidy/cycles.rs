@@ -29,7 +29,6 @@ const IN_CYCLES: &[(&str, usize)] = &[
     ("ambit-bench", 14),
     ("ambit-cli", 24),
     ("ambit-cluster-tests", 5),
-    ("ambit-derive", 38),
     ("ambit-lab", 4),
     ("ambit-model", 4),
     ("ambit-proxy", 5),

@@ -24,7 +24,13 @@ const RECIPES: &[Recipe] = &[
     Recipe {
         title: "### A new kind of object",
         name: "http_fault",
-        marks: &["HTTPFault,", "HTTPFault;", "for HTTPFault", "httpfaults"],
+        marks: &[
+            "HTTPFault,",
+            "HTTPFault;",
+            "for HTTPFault",
+            "httpfaults",
+            "mod http_fault;",
+        ],
     },
     Recipe {
         title: "### A new type of record",

@@ -1,45 +1,22 @@
-//! Namespaces that the mesh's settings leave out (`discoverySelectors`): their objects are kept and not seen, so that
-//! nothing is made of them and nothing that names them finds them. Their pods do not belong to the mesh: no
-//! node proxy gets a certificate for them.
+//! Follows the namespaces that the mesh's settings leave out (`discoverySelectors`). Their objects stay stored and are
+//! hidden: they make no records, and references to them do not resolve. Their pods do not belong to the mesh: no node
+//! proxy gets a certificate for them.
 //!
-//! The namespaces without a name, of objects of the cluster, and the root namespace are always seen.
+//! The namespace without a name, of objects of the cluster, and the root namespace are never left out.
 
 use std::collections::BTreeSet;
 
 use ambit_k8s_api::{Namespace, ObjectKey, Pod, selector};
-use ambit_model::ArcStr;
 
-use super::{Index, Maker, MeshView};
-use crate::PodDirectory;
-
-/// Which namespaces are seen.
-#[derive(Debug, Default)]
-pub(super) struct Discovery {
-    /// All namespaces, if there are none.
-    selectors: Vec<selector::LabelSelector>,
-    /// Namespaces that one of the selectors selects.
-    selected: BTreeSet<ArcStr>,
-}
+use crate::{
+    index::{Index, maker::Maker},
+    pod_directory::PodDirectory,
+    relations::discovery::Discovery,
+    view::MeshView,
+};
 
 impl MeshView {
-    /// Selectors of the namespaces that are seen; all are, if there are none.
-    pub fn discovery_selectors(&self) -> &[selector::LabelSelector] {
-        &self.discovery.selectors
-    }
-
-    /// Whether the mesh's settings leave a namespace out.
-    pub(crate) fn is_left_out(&self, namespace: &str) -> bool {
-        let Discovery {
-            selectors,
-            selected,
-        } = &self.discovery;
-        !selectors.is_empty()
-            && !namespace.is_empty()
-            && namespace != self.config.root_namespace
-            && !selected.contains(namespace)
-    }
-
-    /// Pods of namespaces that are left out do not belong to the mesh.
+    /// Enrols the pods again: those of namespaces that are left out do not belong to the mesh.
     fn enrol_pods(&self, pods: &mut PodDirectory) {
         for (namespace, objects) in &self.namespaces {
             for pod in objects.all::<Pod>().values() {
@@ -50,7 +27,7 @@ impl MeshView {
 }
 
 impl Index {
-    /// The settings, or the labels of a namespace, may leave out others than before.
+    /// Selects the discovered namespaces again, after a change of the settings or of the labels of a namespace.
     pub(crate) fn discover(&mut self, pods: &mut PodDirectory) {
         let selectors = self
             .view
@@ -80,7 +57,7 @@ impl Index {
         }
     }
 
-    /// Every object and every host.
+    /// Marks every object and every host.
     fn mark_everything(&mut self) {
         let objects = self.view.namespaces.iter();
         let keys: Vec<ObjectKey> = objects

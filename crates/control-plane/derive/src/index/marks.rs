@@ -1,4 +1,4 @@
-//! What a change makes stale, where it concerns objects of several kinds.
+//! Marks for changes that concern objects of several kinds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,46 +8,21 @@ use ambit_k8s_api::{
 };
 use ambit_model::{ArcStr, GatewayName};
 
-use super::{
-    Index, Maker, MeshView, PolicyScope,
-    binding::{Binding, Canary},
-    references::Edge,
+use crate::{
+    config::WaypointAttachment,
+    index::{Index, maker::Maker},
+    labels::{Labels, selects},
+    objects::binding::{Binding, Canary},
+    relations::{references::Edge, served::PolicyScope},
 };
-use crate::{Labels, WaypointAttachment, selects};
-
-impl MeshView {
-    /// The hosts that an object declares.
-    pub(crate) fn hosts_of(&self, key: &ObjectKey) -> Vec<ArcStr> {
-        match key.kind {
-            Kind::Service => {
-                let domain = &self.config.cluster_domain;
-                let service = self.get::<Service>(key);
-                service
-                    .map(|one| one.hostname(domain))
-                    .into_iter()
-                    .collect()
-            }
-            Kind::ServiceEntry => {
-                let entry = self.get::<ServiceEntry>(key);
-                entry.map(|one| one.hosts.clone()).unwrap_or_default()
-            }
-            _ => Vec::new(),
-        }
-    }
-
-    /// Whether any pod of a namespace chooses its waypoint itself.
-    pub(crate) fn has_choosers(&self, namespace: &ArcStr) -> bool {
-        self.references.is_named(Edge::ChoosesIn, namespace)
-    }
-}
 
 impl Index {
-    /// All that an object makes.
+    /// Marks the records that an object makes.
     pub(crate) fn mark(&mut self, key: ObjectKey) {
         self.stale.insert(Maker::Object(key));
     }
 
-    /// The records of a host.
+    /// Marks the records of a host, and the objects that depend on it.
     pub(crate) fn mark_host(&mut self, host: ArcStr) {
         let declarers: Vec<_> = self.view.declarers(&host).cloned().collect();
         for object in &declarers {
@@ -64,19 +39,19 @@ impl Index {
         self.mark_only_host(host);
     }
 
-    /// The records of a host, and nothing that depends on it.
+    /// Marks the records of a host without the objects that depend on it.
     pub(crate) fn mark_only_host(&mut self, host: ArcStr) {
         self.stale.insert(Maker::Host(host));
     }
 
-    /// The records of the hosts that an object declares.
+    /// Marks the records of the hosts that an object declares.
     pub(crate) fn mark_hosts_of_object(&mut self, key: &ObjectKey) {
         for host in self.view.hosts_of(key) {
             self.mark_host(host);
         }
     }
 
-    /// The records of all hosts that objects of a namespace declare.
+    /// Marks the records of all hosts that objects of a namespace declare.
     pub(crate) fn mark_hosts_of_namespace(&mut self, namespace: &ArcStr) {
         let Some(objects) = self.view.namespaces.get(namespace) else {
             return;
@@ -102,14 +77,14 @@ impl Index {
         self.mark_leading_to(key);
     }
 
-    /// Routes with a Service as a backend, and the records of their services.
+    /// Marks the routes with a Service as a backend, and the records of their services.
     pub(crate) fn mark_leading_to(&mut self, key: &ObjectKey) {
         let routes = self.view.references.of(Edge::RouteBackend, key).cloned();
         self.stale.extend(routes.map(Maker::Object));
         self.mark_routes_to(key);
     }
 
-    /// All that may have another waypoint because of a Gateway, of a class.
+    /// Marks the objects that may have another waypoint because of a Gateway or its class.
     pub(crate) fn mark_gateway(&mut self, name: &GatewayName, class: &ArcStr) {
         let GatewayName {
             namespace,
@@ -157,7 +132,7 @@ impl Index {
         }
     }
 
-    /// Every Gateway, but not what it attaches.
+    /// Marks every Gateway without the objects that are bound to it.
     pub(crate) fn mark_gateways(&mut self) {
         let key = |namespace: &ArcStr, name: &ArcStr| {
             ObjectKey::new(Kind::Gateway, namespace.clone(), name.clone())
@@ -173,7 +148,7 @@ impl Index {
         self.stale.extend(gateways);
     }
 
-    /// The Gateways of a namespace, and what depends on them.
+    /// Marks the Gateways of a namespace, and the objects that depend on them.
     pub(crate) fn mark_gateways_of(&mut self, namespace: &ArcStr) {
         let Some(objects) = self.view.namespaces.get(namespace) else {
             return;
@@ -185,7 +160,8 @@ impl Index {
         }
     }
 
-    /// A control plane of the mesh came, changed or went: Gateways may have become another implementation's, or ours.
+    /// Follows a control plane of the mesh that came, changed or went: Gateways may belong to another implementation, or
+    /// to this mesh now.
     pub(crate) fn follow_control_plane(&mut self, service: &str, of: Option<ControlPlane>) {
         if self.view.revisions.set(service, of) {
             let namespaces: Vec<_> = self.view.namespaces.keys().cloned().collect();
@@ -195,7 +171,7 @@ impl Index {
         }
     }
 
-    /// A Service may have the name of a Gateway, or no more.
+    /// Marks the Gateway with the name of a Service that came, changed or went.
     pub(crate) fn mark_gateway_of(&mut self, service: &ObjectKey) {
         let (namespace, name) = (service.namespace.clone(), service.name.clone());
         let key = ObjectKey::new(Kind::Gateway, namespace.clone(), name.clone());
@@ -206,7 +182,7 @@ impl Index {
     }
 
     /// Marks the records of an object with a waypoint of its own, and those of others that depend on it.
-    pub(super) fn mark_bound(&mut self, key: ObjectKey) {
+    pub(crate) fn mark_bound(&mut self, key: ObjectKey) {
         match key.kind {
             Kind::Namespace => {
                 self.mark_namespace(&key.name);
@@ -220,7 +196,8 @@ impl Index {
         }
     }
 
-    /// Whether a pod chooses its waypoint itself: where one does, services have none for all their endpoints.
+    /// Follows whether a pod chooses its waypoint itself: where a pod does, services have no common waypoint for their
+    /// endpoints.
     pub(crate) fn mark_chooser(&mut self, pod: &ObjectKey, chooses: bool) {
         let namespace = &pod.namespace;
         let had_any = self.view.has_choosers(namespace);
@@ -233,7 +210,7 @@ impl Index {
         }
     }
 
-    /// The labels of an object name another waypoint than before.
+    /// Binds an object to the waypoint that its labels name now.
     pub(crate) fn bind(&mut self, key: &ObjectKey, old: Option<&Binding>, new: Option<&Binding>) {
         let gateway = |binding: Option<&Binding>| binding.and_then(Binding::gateway).cloned();
         if old != new {
@@ -243,7 +220,7 @@ impl Index {
         }
     }
 
-    /// An object is bound to other Gateways than before, whose notes depend on which objects are.
+    /// Binds an object to other Gateways than before, whose notes depend on the objects that are bound to them.
     pub(crate) fn rebind(
         &mut self,
         key: &ObjectKey,
@@ -256,14 +233,14 @@ impl Index {
         self.mark_each_gateway(old.into_iter().chain(new));
     }
 
-    /// Gateways alone, without what they attach.
+    /// Marks some Gateways without the objects that are bound to them.
     fn mark_each_gateway(&mut self, names: impl IntoIterator<Item = GatewayName>) {
         for name in names {
             self.mark(ObjectKey::new(Kind::Gateway, name.namespace, name.name));
         }
     }
 
-    /// The same of the canary that they name.
+    /// Binds an object to the canary that its labels name now.
     pub(crate) fn bind_canary(
         &mut self,
         key: &ObjectKey,
@@ -279,7 +256,7 @@ impl Index {
         }
     }
 
-    /// Policies of node proxies that apply to certain pods.
+    /// Marks the policies of node proxies that apply to the pods of a scope.
     pub(crate) fn mark_policies(&mut self, scope: &PolicyScope) {
         let namespaces = match scope {
             PolicyScope::Listed(name) => {
@@ -305,12 +282,12 @@ impl Index {
         self.stale.extend(keys);
     }
 
-    /// The policy that refuses all plaintext.
+    /// Marks the policy that refuses all plaintext.
     pub(crate) fn mark_static_strict(&mut self) {
         self.stale.insert(Maker::StaticStrict);
     }
 
-    /// All that entries make, for instance because addresses that they name change hands.
+    /// Marks the records of entries, for instance because addresses that they name have other owners.
     pub(crate) fn mark_entries(&mut self, entries: BTreeSet<ObjectKey>) {
         for key in entries {
             if key.kind == Kind::ServiceEntry {
@@ -324,7 +301,7 @@ impl Index {
         }
     }
 
-    /// The workloads that a selector selects: pods and workload entries.
+    /// Marks the workloads that a selector selects: pods and WorkloadEntries.
     pub(crate) fn mark_selected(&mut self, namespace: &ArcStr, selector: Option<&Labels>) {
         let (Some(selector), Some(objects)) = (selector, self.view.namespaces.get(namespace))
         else {
@@ -343,7 +320,7 @@ impl Index {
             .extend(entries.map(|(name, _)| key(Kind::WorkloadEntry, name)));
     }
 
-    /// The service entries of a namespace whose endpoints are workloads, which selectors may select.
+    /// Marks the ServiceEntries of a namespace whose endpoints are workloads, which selectors may select.
     pub(crate) fn mark_endpoints_of_entries(&mut self, namespace: &ArcStr) {
         let Some(objects) = self.view.namespaces.get(namespace) else {
             return;
@@ -360,7 +337,7 @@ impl Index {
         self.stale.extend(keys);
     }
 
-    /// Every workload of a namespace.
+    /// Marks every workload of a namespace.
     pub(crate) fn mark_namespace(&mut self, namespace: &ArcStr) {
         let Some(objects) = self.view.namespaces.get(namespace) else {
             return;
@@ -382,7 +359,7 @@ impl Index {
         self.stale.extend(slices.map(key(Kind::EndpointSlice)));
     }
 
-    /// Every workload, and every host.
+    /// Marks every workload and every host.
     pub(crate) fn mark_mesh(&mut self) {
         let hosts = self.view.references.names(Edge::Declares).cloned();
         let hosts = hosts.map(Maker::Host);

@@ -1,4 +1,4 @@
-//! The records as last published, and what made each.
+//! Records as last published, by their makers.
 
 use std::{collections::HashMap, hash::Hash, sync::Arc};
 
@@ -7,12 +7,15 @@ use ambit_model::{
     WorkloadUid,
 };
 
-use super::Maker;
-use crate::{Changed, Delta, ServiceRecord, index::kind::Rendered};
+use crate::{
+    index::maker::Maker,
+    records::{Changed, Delta, ServiceRecord},
+    view::rendered::Rendered,
+};
 
 /// Records of all types.
 #[derive(Debug, Default)]
-pub(super) struct Published {
+pub(crate) struct Published {
     workloads: Records<WorkloadUid, Workload>,
     services: Records<NamespacedHostname, ServiceRecord>,
     policies: Records<PolicyKey, Authorization>,
@@ -20,8 +23,8 @@ pub(super) struct Published {
 }
 
 impl Published {
-    /// Replaces all that something made; `delta` gets what differs.
-    pub(super) fn replace(&mut self, maker: &Maker, new: Rendered, delta: &mut Delta) {
+    /// Replaces the records of a maker; adds those that differ to `delta`.
+    pub(crate) fn replace(&mut self, maker: &Maker, new: Rendered, delta: &mut Delta) {
         let Rendered {
             workloads,
             services,

@@ -1,4 +1,4 @@
-//! What is reported on objects: their problems, their conflicts with others, and their states; and which of these
+//! Reports on objects: their problems, their conflicts with others, and their states, with the objects of which these
 //! changed since they were last taken.
 
 use std::collections::{BTreeMap, BTreeSet};

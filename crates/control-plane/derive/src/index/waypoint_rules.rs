@@ -1,95 +1,18 @@
-//! Scope of the layer 7 rules of a pod's waypoint: older connections to the pod that bypass the waypoint cannot be
-//! authorized by such rules.
-//!
-//! Rules are AuthorizationPolicies, RequestAuthentications, RateLimits and WasmPlugins, attached to the waypoint or to
-//! a service of the pod. Routes are none: they choose where requests go, and refuse none.
+//! Marks the pods whose records have the scopes of a rule.
 
 use std::collections::BTreeSet;
 
-use ambit_k8s_api::{AuthorizationPolicy, Kind, ObjectKey, RateLimit, Service, ServiceEntry};
-use ambit_model::{ArcStr, GatewayName, PortMap, WaypointRule, Workload};
+use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
+use ambit_model::{ArcStr, GatewayName};
 
-use super::{Index, MeshView, PolicyScope, attachment::Attachment, references::Edge};
-use crate::Labels;
-
-/// Most rules of one pod, and most callers or ports of one rule. Beyond, they are taken to concern everything.
-const MAX_ENTRIES: usize = 64;
-
-impl MeshView {
-    /// Rules that could concern connections to a pod at its waypoint. `None`: unknown, since the waypoint is another
-    /// controller's or cannot be found, or since services of other namespaces may have rules for the pod.
-    pub(crate) fn waypoint_rules(
-        &self,
-        pod: &Workload,
-        attachment: &Attachment,
-    ) -> Option<Vec<WaypointRule>> {
-        let gateway = self.gateway(attachment.ours()?)?;
-        let mut grants = self.references.of_mesh(Edge::GrantsPods);
-        if grants.any(|grant| grant.namespace == pod.namespace) {
-            return None;
-        }
-        let GatewayName { namespace, name } = &gateway.name;
-        let key = ObjectKey::new(Kind::Gateway, namespace.clone(), name.clone());
-        let class = ObjectKey::new(Kind::GatewayClass, "", gateway.class.clone());
-        let mut targets = vec![(key, None), (class, None)];
-        for (service, ports) in &pod.services {
-            let declarers = self.declarers(&service.hostname);
-            let own = declarers.filter(|key| key.namespace == service.namespace);
-            targets.extend(own.map(|key| (key.clone(), Some(ports))));
-        }
-        let mut rules = Vec::new();
-        for (target, ports) in &targets {
-            for object in self.references.of(Edge::PolicyTarget, target) {
-                if self.meets_original(pod, object) {
-                    continue;
-                }
-                let scopes = self.scopes(object).into_iter();
-                rules.extend(scopes.map(|scope| at_pod(scope, *ports, pod)));
-            }
-        }
-        rules.sort_unstable_by_key(|rule| format!("{rule:?}"));
-        rules.dedup();
-        if rules.len() > MAX_ENTRIES {
-            return Some(vec![WaypointRule::default()]);
-        }
-        Some(rules)
-    }
-
-    /// Whether the policy of which `rule` is a copy authorizes connections to the pod that bypass its waypoint.
-    fn meets_original(&self, pod: &Workload, rule: &ObjectKey) -> bool {
-        let Some(key) = self.enforced_original(rule) else {
-            return false;
-        };
-        let original = self.get::<AuthorizationPolicy>(&key);
-        if original.is_some_and(|original| original.selector.is_none()) {
-            // Of a whole namespace, or of the mesh; no workload lists it.
-            return key.namespace == pod.namespace || key.namespace == self.config.root_namespace;
-        }
-        let name = format!("{}/{}", key.namespace, key.name);
-        pod.authorization_policies.iter().any(|one| *one == name)
-    }
-
-    /// Parts of its target that a rule could concern, by the ports of services.
-    fn scopes(&self, object: &ObjectKey) -> Vec<WaypointRule> {
-        match object.kind {
-            Kind::AuthorizationPolicy => {
-                let policy = self.get::<AuthorizationPolicy>(object);
-                let attached = policy.and_then(|policy| policy.attached.as_ref());
-                attached.map(|one| one.scopes(self)).unwrap_or_default()
-            }
-            Kind::RateLimit => {
-                let limit = self.get::<RateLimit>(object);
-                let refuses = limit.is_some_and(|limit| !limit.is_dry_run());
-                refuses.then(WaypointRule::default).into_iter().collect()
-            }
-            Kind::RequestAuthentication | Kind::WasmPlugin => vec![WaypointRule::default()],
-            _ => Vec::new(),
-        }
-    }
-}
+use crate::{
+    index::Index,
+    labels::Labels,
+    relations::{references::Edge, served::PolicyScope},
+};
 
 impl Index {
-    /// A rule is attached to other objects than before, or is another one.
+    /// Attaches a changed rule to its targets, and marks the pods that it could concern.
     pub(crate) fn attach_rule(
         &mut self,
         key: &ObjectKey,
@@ -105,7 +28,7 @@ impl Index {
         }
     }
 
-    /// The pods that a rule could concern which is attached to an object.
+    /// Marks the pods that a rule could concern which is attached to an object.
     fn mark_pods_of(&mut self, target: &ObjectKey) {
         let ObjectKey {
             namespace, name, ..
@@ -132,7 +55,7 @@ impl Index {
         }
     }
 
-    /// Without a selector, slices made by hand say which pods are endpoints.
+    /// Marks the endpoints of a service. Without a selector, EndpointSlices written by hand name them.
     fn mark_endpoints(&mut self, namespace: &ArcStr, selector: Option<&Labels>) {
         match selector {
             Some(_) => self.mark_selected(namespace, selector),
@@ -154,33 +77,4 @@ impl Index {
             self.mark_namespace(&namespace);
         }
     }
-}
-
-/// A rule with the ports of the pod in place of those of services: of those that lead to the pod, and literally, since
-/// requests to the pod itself name its own ports. `of_target` are the ports of the service that the rule is attached to.
-fn at_pod(mut rule: WaypointRule, of_target: Option<&PortMap>, pod: &Workload) -> WaypointRule {
-    if rule.ports.is_empty() {
-        rule.ports = of_target
-            .into_iter()
-            .flat_map(|map| map.iter().map(|(_, target)| *target))
-            .collect();
-    } else {
-        let maps = pod.services.values();
-        let named = |map: &PortMap| -> Vec<u16> {
-            let ports = rule.ports.iter();
-            ports.filter_map(|port| map.get(port).copied()).collect()
-        };
-        let targets: Vec<u16> = maps.flat_map(named).collect();
-        rule.ports.extend(targets);
-    }
-    rule.ports.sort_unstable();
-    rule.ports.dedup();
-    if rule.ports.len() > MAX_ENTRIES {
-        rule.ports.clear();
-    }
-    if rule.principals.len() + rule.namespaces.len() > MAX_ENTRIES {
-        rule.principals.clear();
-        rule.namespaces.clear();
-    }
-    rule
 }

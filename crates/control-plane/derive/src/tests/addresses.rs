@@ -1,7 +1,7 @@
 //! Whose an address is.
 
 use ambit_k8s_api::Kind;
-use ambit_model::{NetworkMode, Protocol};
+use ambit_model::{ArcStr, NetworkMode, Protocol};
 
 use super::*;
 

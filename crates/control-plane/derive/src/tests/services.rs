@@ -4,7 +4,7 @@ use ambit_k8s_api::Kind;
 use ambit_model::{AppProtocol, HealthPolicy, IpFamilies, LbMode, LbScope, NamespacedHostname};
 
 use super::*;
-use crate::index::app_protocol;
+use crate::objects::service::app_protocol;
 
 const NAME: &str = "shop/cart.shop.svc.cluster.local";
 

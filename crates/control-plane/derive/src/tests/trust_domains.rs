@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use ambit_k8s_api::Kind;
-use ambit_model::{Action, HttpValue, StringMatch};
+use ambit_model::{Action, ArcStr, HttpValue, StringMatch};
 
 use super::{
     mesh_config::{GATEWAY, config, problems},

@@ -1,6 +1,6 @@
 //! Pods, workload entries and endpoints given by hand.
 
-use ambit_k8s_api::Kind;
+use ambit_k8s_api::{Kind, enablement::Enablement};
 use ambit_model::{Locality, NamespacedHostname, NetworkMode, Protocol, WorkloadStatus};
 
 use super::*;

@@ -1,0 +1,147 @@
+//! Objects that come in: read by their kind, put into the view, with marks on what depends on them.
+
+use ambit_k8s_api::{InvalidObject, Object, ObjectEvent, ObjectKey};
+use serde_json::Value;
+
+use crate::{
+    derivation::table::functions,
+    index::{Index, change::Change},
+    kinds::kind::MeshKind,
+    objects::readable::Read,
+    pod_directory::PodDirectory,
+    problem::{FieldError, Problem, Severity},
+};
+
+impl Index {
+    /// Handles an event of an object. `pods` follows at once, records at the next flush.
+    pub fn handle(&mut self, event: &ObjectEvent, pods: &mut PodDirectory) {
+        match event {
+            ObjectEvent::Applied { object, origin } => {
+                let origin = origin.as_ref().map(ToString::to_string);
+                self.apply(object, origin.as_deref(), pods);
+            }
+            ObjectEvent::Refused { key, error, value } => self.refuse(key, error, value, pods),
+            ObjectEvent::Deleted(key) => self.delete(key, pods),
+        }
+    }
+
+    /// Applies an object that came or changed; `origin` is the file that it is written in, for its problems.
+    pub fn apply(&mut self, object: &Object, origin: Option<&str>, pods: &mut PodDirectory) {
+        self.take(object, &object.key(), origin, pods);
+    }
+
+    /// Applies an object of a known type.
+    pub(crate) fn apply_as<K: MeshKind>(
+        &mut self,
+        object: &K,
+        key: &ObjectKey,
+        origin: Option<&str>,
+        pods: &mut PodDirectory,
+    ) {
+        let problem = |severity, error: FieldError| Problem {
+            severity,
+            object: key.clone(),
+            field: error.field,
+            message: error.message,
+            origin: origin.map(str::to_owned),
+        };
+        match K::read(object, &self.view.config) {
+            Ok(Read { input, notes }) => {
+                let notes = notes.into_iter();
+                let notes = notes.map(|note| problem(Severity::Warning, note));
+                self.substitutes.remove(key);
+                self.reports.set_problems(key, notes.collect());
+                self.put::<K>(key, input, pods);
+            }
+            Err(mut error) => {
+                error.message += self.put_substitute(Some(object), key, pods);
+                self.reports
+                    .set_problems(key, vec![problem(Severity::Error, error)]);
+            }
+        }
+    }
+
+    /// Handles an object that cannot be read at all.
+    pub fn refuse(
+        &mut self,
+        key: &ObjectKey,
+        error: &InvalidObject,
+        value: &Value,
+        pods: &mut PodDirectory,
+    ) {
+        let consequence = (functions(key.kind).refuse)(self, key, value, pods);
+        let problem = Problem {
+            severity: Severity::Error,
+            object: key.clone(),
+            field: error.field.clone(),
+            message: format!("{}{consequence}", error.message),
+            origin: None,
+        };
+        self.reports.set_problems(key, vec![problem]);
+    }
+
+    /// Puts the fail-closed substitute of an unusable object in its place, unless a usable form of the object is known;
+    /// there may be none. Returns the consequence, as the end of a sentence.
+    pub(crate) fn put_substitute<K: MeshKind>(
+        &mut self,
+        object: Option<&K>,
+        key: &ObjectKey,
+        pods: &mut PodDirectory,
+    ) -> &'static str {
+        let is_known = self.view.get::<K>(key).is_some();
+        let was_substituted = self.substitutes.contains(key);
+        let substitute = object
+            .filter(|_| !is_known || was_substituted)
+            .and_then(|object| object.substitute(&self.view.config));
+        if substitute.is_some() {
+            self.substitutes.insert(key.clone());
+            self.put::<K>(key, substitute, pods);
+            return "; everything in its scope is refused until it is corrected";
+        }
+        if self.substitutes.remove(key) {
+            self.put::<K>(key, None, pods);
+            return "; the object has no effect";
+        }
+        if is_known {
+            "; its last good version stays in force"
+        } else {
+            "; the object has no effect"
+        }
+    }
+
+    /// Removes an object.
+    pub fn delete(&mut self, key: &ObjectKey, pods: &mut PodDirectory) {
+        self.substitutes.remove(key);
+        self.reports.set_problems(key, Vec::new());
+        (functions(key.kind).remove)(self, key, pods);
+    }
+
+    /// Replaces the input of an object, and marks the objects that depend on it.
+    pub(crate) fn put<K: MeshKind>(
+        &mut self,
+        key: &ObjectKey,
+        mut new: Option<K::Input>,
+        pods: &mut PodDirectory,
+    ) {
+        if let (Some(new), Some(old)) = (&mut new, self.view.get::<K>(key)) {
+            K::inherit(new, old);
+        }
+        let objects = K::of_mut(
+            self.view
+                .namespaces
+                .entry(key.namespace.clone())
+                .or_default(),
+        );
+        let old = match new.clone() {
+            Some(input) => objects.insert(key.name.clone(), input),
+            None => objects.remove(&key.name),
+        };
+        if new.is_none() {
+            self.reports.set_conflicts(key, Vec::new());
+        }
+        if old != new {
+            let (old, new) = (old.as_ref(), new.as_ref());
+            K::changed(self, &Change { key, old, new }, pods);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The hosts that services and service entries declare: which object makes the record of each, in each
+//! namespace, and which record is canonical.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ambit_k8s_api::{Kind, ObjectKey, ServiceEntry};
+use ambit_model::{ArcStr, GatewayName, NamespacedHostname, WaypointService};
+
+use crate::{
+    derivation::table::functions,
+    kinds::kind::Claim,
+    objects::service_entry::ServiceEntryInput,
+    relations::references::Edge,
+    view::{MeshView, attachment::Attachment, rendered::Rendered},
+};
+
+/// How the objects that declare one host are ordered: Kubernetes' own services, then by age, then by name.
+type Rank<'a> = (bool, &'a str, &'a ArcStr, &'a ArcStr);
+
+/// By namespace: the rank of the object, whether every namespace sees what it makes, and which it is.
+type Winners<'a> = BTreeMap<&'a ArcStr, (Rank<'a>, bool, &'a ObjectKey)>;
+
+/// The object whose record counts where a namespace has none of its own.
+fn canonical<'a>(winners: &Winners<'a>) -> Option<&'a ObjectKey> {
+    let public = winners.values().filter(|(_, is_public, _)| *is_public);
+    public.min().map(|(.., key)| *key)
+}
+
+fn rank<'a>(key: &'a ObjectKey, claim: &Claim<'a>) -> Rank<'a> {
+    (
+        !claim.is_kubernetes,
+        claim.created,
+        &key.namespace,
+        &key.name,
+    )
+}
+
+impl MeshView {
+    pub(crate) fn claim(&self, key: &ObjectKey, host: &ArcStr) -> Option<Claim<'_>> {
+        (functions(key.kind).claim)(self, key, host)
+    }
+
+    /// The object that makes the record of a host in each namespace.
+    fn winners<'a>(&'a self, host: &ArcStr) -> Winners<'a> {
+        let mut winners = Winners::new();
+        for key in self.declarers(host) {
+            let Some(claim) = self.claim(key, host) else {
+                continue;
+            };
+            let one = (rank(key, &claim), claim.is_public, key);
+            let winner = winners.entry(&key.namespace).or_insert(one);
+            if one.0 < winner.0 {
+                *winner = one;
+            }
+        }
+        winners
+    }
+
+    /// The object whose record of a host counts in a namespace: its own, else the canonical one.
+    pub(crate) fn record_seen_in(&self, namespace: &ArcStr, host: &ArcStr) -> Option<&ObjectKey> {
+        let winners = self.winners(host);
+        let own = winners.get(namespace).map(|(.., key)| *key);
+        own.or_else(|| canonical(&winners))
+    }
+
+    /// The objects that make the records of a host, and whether all namespaces see what each makes.
+    pub(crate) fn records_of(&self, host: &ArcStr) -> Vec<(&ObjectKey, bool)> {
+        let winners = self.winners(host).into_values();
+        winners
+            .map(|(_, is_public, key)| (key, is_public))
+            .collect()
+    }
+
+    /// The records of a host: one a namespace, a Kubernetes service before service entries, older
+    /// before newer; one of them canonical, by the same order.
+    pub(crate) fn render_host(&self, host: &ArcStr) -> Rendered {
+        let winners = self.winners(host);
+        let canonical = canonical(&winners);
+        let mut rendered = Rendered::default();
+        for (.., key) in winners.values() {
+            let Some(mut record) = (functions(key.kind).service)(self, key, host) else {
+                continue;
+            };
+            record.service.canonical = canonical == Some(*key);
+            if let Some(attachment) = self.waypoint_of_service(key) {
+                record.service.waypoint = self.waypoint_address(&attachment);
+                record.service.weighted_waypoints = self.weighted(key, &attachment);
+                record.ingress_use_waypoint =
+                    attachment.outcome.is_ok() && self.ingress_uses_waypoint(key);
+            }
+            let gateways = self.waypoints_serving(key, host);
+            let awaited = self.waypoint_of_service(key).and_then(|to| to.awaited);
+            let grantors = match gateways.is_empty() {
+                true => Vec::new(),
+                false => self.grantors(key),
+            };
+            let mut binding = gateways.clone();
+            binding.retain(|one| awaited.as_ref() != Some(one));
+            let refusals = self.refusals(key, &record.service, &binding);
+            rendered.add(refusals);
+            for gateway in gateways {
+                let service = WaypointService {
+                    service: record.service.namespaced_hostname(),
+                    routes: self.http_routes(host, key, &gateway),
+                    tcp_routes: self.stream_routes(Kind::TCPRoute, key, &gateway),
+                    tls_routes: self.stream_routes(Kind::TLSRoute, key, &gateway),
+                    resolves_hosts: self
+                        .get::<ServiceEntry>(key)
+                        .is_some_and(|entry| entry.resolves_named(host)),
+                    grantors: grantors.clone(),
+                };
+                rendered.add([(gateway, service)]);
+            }
+            let destinations = self.destinations(key, host);
+            rendered.add(destinations);
+            rendered.services.push(record);
+        }
+        rendered
+    }
+
+    /// The waypoints that serve a host of an object whose record of it counts, and the one that it awaits.
+    pub(crate) fn waypoints_serving(
+        &self,
+        key: &ObjectKey,
+        host: &ArcStr,
+    ) -> BTreeSet<GatewayName> {
+        let attachment = self.waypoint_of_service(key);
+        let canary = attachment
+            .as_ref()
+            .and_then(|primary| self.canary(key, primary)?.ok());
+        let canary = canary.map(|(gateway, _)| gateway);
+        let name = NamespacedHostname::new(key.namespace.clone(), host.clone());
+        let of_endpoints = self.served.waypoints(&name).cloned();
+        let own = attachment.iter().flat_map(Attachment::receivers).cloned();
+        own.chain(canary).chain(of_endpoints).collect()
+    }
+
+    /// The objects that declare a host.
+    pub(crate) fn declarers(&self, host: &ArcStr) -> impl Iterator<Item = &ObjectKey> + use<'_> {
+        self.references.of(Edge::Declares, host)
+    }
+
+    /// The hosts there are of a name, or of those that end with what follows its `*`.
+    pub(crate) fn hosts_like(&self, pattern: &ArcStr) -> Vec<ArcStr> {
+        let Some(end) = pattern.strip_prefix('*') else {
+            let is_there = self.references.is_named(Edge::Declares, pattern);
+            return is_there.then(|| pattern.clone()).into_iter().collect();
+        };
+        let hosts = self.references.names::<ArcStr>(Edge::Declares);
+        hosts.filter(|host| host.ends_with(end)).cloned().collect()
+    }
+
+    /// The hosts of an entry whose record it makes.
+    pub(crate) fn hosts_won<'a>(
+        &'a self,
+        entry: &'a ServiceEntryInput,
+    ) -> impl Iterator<Item = &'a ArcStr> {
+        let own = ObjectKey::new(
+            Kind::ServiceEntry,
+            entry.namespace.clone(),
+            entry.name.clone(),
+        );
+        entry.hosts.iter().filter(move |host| {
+            let rivals = self.declarers(host);
+            let first = rivals
+                .filter(|key| key.namespace == entry.namespace)
+                .filter_map(|key| Some((rank(key, &self.claim(key, host)?), key)))
+                .min();
+            first.is_some_and(|(_, key)| *key == own)
+        })
+    }
+}

@@ -1,0 +1,132 @@
+//! The table of the kinds: functions for an object of which only the key is at hand. It is made from the list in
+//! `ambit_k8s_api`: a kind that is listed there and has no file in `kinds` does not compile.
+
+use ambit_k8s_api::{
+    AuthorizationPolicy, BackendTLSPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice,
+    EnvoyFilter, GRPCRoute, Gateway, GatewayClass, HTTPFault, HTTPRoute, Kind, Namespace, Node,
+    Object, ObjectKey, ObjectMeta, PeerAuthentication, Pod, RateLimit, ReferenceGrant,
+    RequestAuthentication, Secret, Service, ServiceAccount, ServiceEntry, TCPRoute, TLSRoute,
+    Telemetry, VirtualService, WasmPlugin, WorkloadEntry,
+};
+use ambit_model::ArcStr;
+use serde_json::Value;
+
+use crate::{
+    condition::{ConditionType, PartsType, Standing},
+    index::Index,
+    kinds::kind::{Claim, MeshKind},
+    objects::readable::{Followed, Readable, field},
+    pod_directory::PodDirectory,
+    records::ServiceRecord,
+    view::{MeshView, rendered::Rendered},
+};
+
+/// Functions for objects of one kind.
+pub(crate) struct Functions {
+    pub(crate) conditions: &'static [ConditionType],
+    pub(crate) parts: Option<PartsType>,
+    pub(crate) standing: fn(&MeshView, &ObjectKey) -> Option<Standing>,
+    pub(crate) is_in_force: fn(&MeshView, &ObjectKey) -> bool,
+    pub(crate) remove: fn(&mut Index, &ObjectKey, &mut PodDirectory),
+    /// Puts the substitute of an object that cannot be read in its place; see [`Index::put_substitute`].
+    pub(crate) refuse: fn(&mut Index, &ObjectKey, &Value, &mut PodDirectory) -> &'static str,
+    pub(crate) render: fn(&MeshView, &ObjectKey) -> Rendered,
+    pub(crate) claim: for<'a> fn(&'a MeshView, &ObjectKey, &ArcStr) -> Option<Claim<'a>>,
+    pub(crate) service: fn(&MeshView, &ObjectKey, &ArcStr) -> Option<ServiceRecord>,
+}
+
+impl Functions {
+    pub(crate) const fn of<K: MeshKind>() -> Self {
+        Self {
+            conditions: K::CONDITIONS,
+            parts: K::PARTS,
+            standing: |view, key| K::standing(view, key, view.get::<K>(key)?),
+            is_in_force: |view, key| view.get::<K>(key).is_some_and(K::is_in_force),
+            remove: |index, key, pods| index.put::<K>(key, None, pods),
+            refuse: |index, key, value, pods| {
+                let part = readable_part::<K>(key, value);
+                index.put_substitute::<K>(part.as_ref(), key, pods)
+            },
+            render: |view, key| {
+                let input = view.get::<K>(key);
+                input.map_or_else(Rendered::default, |input| K::render(view, key, input))
+            },
+            claim: |view, key, host| K::claim(view, view.get::<K>(key)?, host),
+            service: |view, key, host| K::service(view, view.get::<K>(key)?, host),
+        }
+    }
+}
+
+fn readable_part<K: MeshKind>(key: &ObjectKey, value: &Value) -> Option<K> {
+    let metadata = ObjectMeta {
+        name: Some(key.name.to_string()),
+        namespace: Some(key.namespace.to_string()),
+        annotations: field(value.get("metadata"), "annotations"),
+        creation_timestamp: field(value.get("metadata"), "creationTimestamp"),
+        ..ObjectMeta::default()
+    };
+    K::readable_part(metadata, value.get("spec"))
+}
+
+/// Visitor of kinds, each with its type.
+pub trait KindVisitor {
+    /// Called once for each kind.
+    fn visit<K: Followed>(&mut self);
+}
+
+macro_rules! table {
+    ($($kind:ident, $namespaced:literal, $definition:ident, $doc:literal;)*) => {
+        /// Returns the functions for objects of a kind.
+        pub(crate) fn functions(kind: Kind) -> &'static Functions {
+            match kind {
+                $(Kind::$kind => const { &Functions::of::<$kind>() },)*
+            }
+        }
+
+        /// Returns the conditions that objects of a kind have.
+        pub fn conditions(kind: Kind) -> &'static [ConditionType] {
+            functions(kind).conditions
+        }
+
+        /// Returns the parts of objects of a kind that have conditions of their own.
+        pub fn parts(kind: Kind) -> Option<PartsType> {
+            functions(kind).parts
+        }
+
+        /// Shows every kind to a visitor.
+        pub fn visit_kinds(visitor: &mut impl KindVisitor) {
+            $(visitor.visit::<$kind>();)*
+        }
+
+        /// Whether an object is attached to others, of which waypoints take care.
+        pub fn is_attached(object: &Object) -> bool {
+            match object {
+                $(Object::$kind(object) => Readable::is_attached(&**object),)*
+            }
+        }
+
+        impl Index {
+            /// Reads an object and puts its input in place.
+            pub(crate) fn take(
+                &mut self,
+                object: &Object,
+                key: &ObjectKey,
+                origin: Option<&str>,
+                pods: &mut PodDirectory,
+            ) {
+                match object {
+                    $(Object::$kind(object) => self.apply_as::<$kind>(object, key, origin, pods),)*
+                }
+            }
+        }
+    };
+}
+
+ambit_k8s_api::for_each_kind!(table);
+
+impl MeshView {
+    /// Whether any rule of a policy is in force.
+    pub fn is_in_force(&self, key: &ObjectKey) -> bool {
+        (functions(key.kind).is_in_force)(self, key)
+    }
+}

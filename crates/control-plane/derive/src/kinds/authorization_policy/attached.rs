@@ -1,0 +1,59 @@
+//! Policies that are attached to waypoints, or to what waypoints serve: each waypoint that a policy concerns is
+//! sent it, with what it concerns there.
+
+use std::sync::Arc;
+
+use ambit_model::{GatewayName, HttpPolicy};
+
+use crate::{
+    condition::Verdict,
+    kinds::authorization_policy::connections,
+    objects::authorization_policy::attached::Attached,
+    problem::Note,
+    view::{MeshView, targets::Concerned},
+};
+
+impl Attached {
+    /// Policy of each waypoint.
+    pub(crate) fn render(&self, view: &MeshView) -> Vec<(GatewayName, HttpPolicy)> {
+        let waypoints = self.targets.concerned(view).into_iter();
+        let provider = self.provider.as_ref();
+        let provider = provider.map(|name| Arc::new(view.authorizer(name)));
+        let expanded = self.expanded(view);
+        let policy = |(gateway, concerned): (_, Concerned)| {
+            let policy = HttpPolicy {
+                for_gateway: concerned.for_gateway,
+                services: concerned.services,
+                provider: provider.clone(),
+                ..expanded.clone()
+            };
+            (gateway, policy)
+        };
+        waypoints.map(policy).collect()
+    }
+
+    /// The policy with principals under all names of the mesh's trust domain.
+    pub(crate) fn expanded(&self, view: &MeshView) -> HttpPolicy {
+        let mut policy = self.policy.clone();
+        let names = view.own_trust_domain_names();
+        if !names.is_literal() {
+            names.expand_in(&mut policy);
+        }
+        policy
+    }
+
+    /// Note on the reason why its provider is not called.
+    pub(crate) fn note(&self, view: &MeshView) -> Option<Note> {
+        let provider = view.authorizer(self.provider.as_ref()?);
+        let Err(why) = &provider.place else {
+            return connections::note(view, &provider, &self.targets);
+        };
+        let message = format!("{why}: all that the policy is attached to is denied");
+        Some(Note::new("spec.provider.name", message))
+    }
+
+    /// At which waypoints it is in force.
+    pub(crate) fn verdict(&self, view: &MeshView) -> Verdict {
+        self.targets.verdict(view, "policy", "enforced")
+    }
+}

@@ -1,0 +1,89 @@
+//! Connections that are not HTTP, which a provider over HTTP cannot check: a waypoint refuses them.
+
+use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
+use ambit_model::{AppProtocol, ArcStr, GatewayName, Provider, ProviderProtocol};
+
+use crate::{
+    kinds::route::ports::declared_ports, objects::targets::Targets, problem::Note, view::MeshView,
+};
+
+/// How many ports a note names.
+const NAMED: usize = 3;
+
+/// Note on ports of the targets that are refused because of the provider.
+pub(crate) fn note(view: &MeshView, provider: &Provider, targets: &Targets) -> Option<Note> {
+    if provider.protocol == ProviderProtocol::Grpc {
+        return None;
+    }
+    let mut refused = refused(view, targets);
+    let more = refused.len().saturating_sub(NAMED);
+    refused.truncate(NAMED);
+    if refused.is_empty() {
+        return None;
+    }
+    let mut ports = refused.join(", ");
+    if more > 0 {
+        ports.push_str(&format!(" and {more} more"));
+    }
+    let message = format!(
+        "{} checks over HTTP, requests alone: connections to {ports} are refused, since they are not HTTP by \
+         declaration; envoyExtAuthzGrpc checks those, too",
+        provider.name
+    );
+    Some(Note::new("spec.provider.name", message))
+}
+
+fn refused(view: &MeshView, targets: &Targets) -> Vec<String> {
+    let concerned = targets.concerned(view);
+    let whole: Vec<&GatewayName> = concerned
+        .iter()
+        .filter(|(_, concerned)| concerned.for_gateway)
+        .map(|(gateway, _)| gateway)
+        .collect();
+    let named = targets.0.iter();
+    let mut services: Vec<ObjectKey> = named
+        .filter(|target| matches!(target.kind, Kind::Service | Kind::ServiceEntry))
+        .cloned()
+        .collect();
+    if !whole.is_empty() {
+        for (namespace, objects) in view.all_objects() {
+            let key = |kind: Kind, name| ObjectKey::new(kind, namespace.clone(), name);
+            let own = objects.all::<Service>().keys();
+            services.extend(own.map(|name| key(Kind::Service, name.clone())));
+            let entries = objects.all::<ServiceEntry>().keys();
+            services.extend(entries.map(|name| key(Kind::ServiceEntry, name.clone())));
+        }
+    }
+    services.sort_unstable();
+    services.dedup();
+    let ports_of = |key: ObjectKey| {
+        let ports = declared_ports(view, &key).unwrap_or_default();
+        let refused: Vec<String> = ports
+            .into_iter()
+            .filter(|(_, _, protocol)| matches!(protocol, AppProtocol::Tcp | AppProtocol::Tls))
+            .map(|(_, number, _)| format!("port {number} of {key}"))
+            .collect();
+        let is_concerned =
+            !refused.is_empty() && (targets.0.contains(&key) || is_served(view, &key, &whole));
+        if is_concerned { refused } else { Vec::new() }
+    };
+    services.into_iter().flat_map(ports_of).collect()
+}
+
+/// Whether one of these waypoints serves a Service or ServiceEntry.
+fn is_served(view: &MeshView, key: &ObjectKey, waypoints: &[&GatewayName]) -> bool {
+    let is_among = |host: &ArcStr| {
+        let serving = view.waypoints_serving(key, host);
+        waypoints.iter().any(|waypoint| serving.contains(*waypoint))
+    };
+    match key.kind {
+        Kind::Service => {
+            let service = view.get::<Service>(key);
+            service.is_some_and(|one| is_among(&one.hostname(&view.config.cluster_domain)))
+        }
+        _ => {
+            let entry = view.get::<ServiceEntry>(key);
+            entry.is_some_and(|one| view.hosts_won(one).any(is_among))
+        }
+    }
+}

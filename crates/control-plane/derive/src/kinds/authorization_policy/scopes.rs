@@ -1,0 +1,60 @@
+//! Which connections an attached policy could concern, for those that do not come through the waypoint.
+
+use ambit_model::{HttpAction, HttpOperation, HttpRule, HttpSource, WaypointRule};
+
+use crate::{objects::authorization_policy::attached::Attached, view::MeshView};
+
+impl Attached {
+    /// The callers and service ports that the policy could apply to. Dry-run policies apply to none. ALLOW refuses all
+    /// that it does not name, and CUSTOM everything while its provider cannot be called: both apply to every
+    /// connection.
+    pub(crate) fn scopes(&self, view: &MeshView) -> Vec<WaypointRule> {
+        let policy = self.expanded(view);
+        if policy.not_understood.is_some() {
+            return vec![WaypointRule::default()];
+        }
+        match policy.action {
+            _ if policy.dry_run => Vec::new(),
+            HttpAction::Allow | HttpAction::Custom => vec![WaypointRule::default()],
+            HttpAction::Deny | HttpAction::Audit => policy.rules.iter().map(scope).collect(),
+        }
+    }
+}
+
+fn scope(rule: &HttpRule) -> WaypointRule {
+    let (mut principals, mut namespaces) = (Vec::new(), Vec::new());
+    for source in &rule.sources {
+        let HttpSource {
+            principals: by_principal,
+            namespaces: by_namespace,
+            ..
+        } = source;
+        match (by_principal.is_empty(), by_namespace.is_empty()) {
+            (false, _) => principals.extend_from_slice(by_principal),
+            (true, false) => namespaces.extend_from_slice(by_namespace),
+            // A source that names callers in another way, or none.
+            (true, true) => return anybody(rule),
+        }
+    }
+    WaypointRule {
+        principals,
+        namespaces,
+        ..anybody(rule)
+    }
+}
+
+fn anybody(rule: &HttpRule) -> WaypointRule {
+    let names_ports = |operation: &HttpOperation| !operation.ports.is_empty();
+    let ports = match rule.operations.iter().all(names_ports) {
+        true => rule
+            .operations
+            .iter()
+            .flat_map(|one| one.ports.clone())
+            .collect(),
+        false => Vec::new(),
+    };
+    WaypointRule {
+        ports,
+        ..WaypointRule::default()
+    }
+}

@@ -1,0 +1,218 @@
+//! BackendTLSPolicies: waypoints begin TLS with the endpoints of the services that one is attached to.
+//!
+//! A policy takes precedence over `tls` of a `DestinationRule`; of several for the same port the one that names the
+//! port, then the oldest. An invalid one fails closed: requests are not sent in plaintext instead.
+
+pub(crate) mod conditions;
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use ambit_k8s_api::{BackendTLSPolicy, ConfigMap, Kind, ObjectKey};
+use ambit_model::{ArcStr, DestinationPolicy, DestinationTls, TlsRoots, WaypointDestination};
+
+use crate::{
+    condition::{PartsType, Standing},
+    index::{Index, change::Change},
+    kinds::{kind::MeshKind, route::ports::declared_ports},
+    objects::backend_tls_policy::input::{BackendTlsInput, Refused},
+    pod_directory::PodDirectory,
+    relations::references::Edge,
+    view::MeshView,
+};
+
+/// Effect of a policy at a service.
+#[derive(Clone, Debug)]
+pub(crate) struct BackendTls {
+    /// The port; all of them if `None`.
+    port: Option<u16>,
+    tls: Result<Arc<DestinationTls>, ArcStr>,
+}
+
+impl BackendTls {
+    /// Replaces the TLS settings of a destination.
+    pub(crate) fn put_over(&self, destination: &mut WaypointDestination) {
+        let put = |policy: &mut DestinationPolicy| match &self.tls {
+            Ok(tls) => policy.tls = Some(tls.clone()),
+            Err(why) => policy.unsupported = Some(why.clone()),
+        };
+        match self.port {
+            None => {
+                destination.ports.values_mut().for_each(put);
+                put(&mut destination.policy);
+                for subset in destination.subsets.values_mut() {
+                    subset.ports.values_mut().for_each(put);
+                    put(&mut subset.policy);
+                }
+            }
+            Some(port) => {
+                let whole = destination.policy.clone();
+                put(destination.ports.entry(port).or_insert(whole));
+                for subset in destination.subsets.values_mut() {
+                    let whole = subset.policy.clone();
+                    put(subset.ports.entry(port).or_insert(whole));
+                }
+            }
+        }
+    }
+}
+
+impl MeshKind for BackendTLSPolicy {
+    const PARTS: Option<PartsType> = Some(PartsType {
+        list: "ancestors",
+        manager: "ambit-backend-tls",
+        is_shared: true,
+    });
+
+    fn changed(index: &mut Index, change: &Change<'_, BackendTlsInput>, _: &mut PodDirectory) {
+        let targets = |policy: Option<&BackendTlsInput>| -> Vec<ObjectKey> {
+            let targets = policy.into_iter().flat_map(|policy| &policy.targets);
+            targets.map(|target| target.key.clone()).collect()
+        };
+        let (old, new) = (targets(change.old), targets(change.new));
+        index
+            .view
+            .references
+            .set(Edge::BackendTls, change.key, change.new.is_some());
+        index
+            .view
+            .references
+            .replace(Edge::PolicyTarget, change.key, old.clone(), new.clone());
+        index.mark(change.key.clone());
+        for target in old.into_iter().chain(new) {
+            index.mark_tls_of(&target);
+        }
+    }
+
+    fn standing(view: &MeshView, _: &ObjectKey, policy: &BackendTlsInput) -> Option<Standing> {
+        Some(conditions::of(view, policy))
+    }
+}
+
+impl BackendTlsInput {
+    /// Settings for waypoints, or the reason why nothing may be sent.
+    fn resolved(&self, view: &MeshView) -> Result<Arc<DestinationTls>, Refused> {
+        let tls = self.tls.as_ref().map_err(Clone::clone)?;
+        let roots = match &tls.roots {
+            None => TlsRoots::System,
+            Some(names) => TlsRoots::Pem(self.authorities(view, names)?),
+        };
+        Ok(Arc::new(DestinationTls {
+            server_name: Some(tls.hostname.clone()),
+            names: tls.names.clone(),
+            roots,
+            client: None,
+        }))
+    }
+
+    /// The certificates of all ConfigMaps.
+    fn authorities(&self, view: &MeshView, names: &[ArcStr]) -> Result<ArcStr, Refused> {
+        let mut all = String::new();
+        for name in names {
+            let namespace = self.key.namespace.clone();
+            let key = ObjectKey::new(Kind::ConfigMap, namespace, name.clone());
+            let map = view.get::<ConfigMap>(&key);
+            let text = map.and_then(|map| map.authorities()).ok_or_else(|| {
+                let message = format!("{key} does not exist, or has no certificates in ca.crt");
+                Refused::reference("InvalidCACertificateRef", message)
+            })?;
+            all.push_str(text);
+            all.push('\n');
+        }
+        Ok(all.into())
+    }
+}
+
+impl MeshView {
+    /// Effects of policies on the TLS with a Service's or ServiceEntry's endpoints; later ones come before earlier
+    /// ones.
+    pub(crate) fn backend_tls(&self, key: &ObjectKey) -> Vec<BackendTls> {
+        let one = |(policy, port): (&BackendTlsInput, Option<u16>)| BackendTls {
+            port,
+            tls: policy.resolved(self).map_err(|refused| {
+                arcstr::format!("{} cannot be followed: {}", policy.key, refused.message)
+            }),
+        };
+        let all = self.tls_policies(key);
+        // Those for all ports come last, and are put first; of equals the first counts.
+        let whole = all.iter().find(|(_, port)| port.is_none());
+        let mut of_ports = all.clone();
+        of_ports.retain(|(_, port)| port.is_some());
+        of_ports.dedup_by_key(|(_, port)| *port);
+        whole
+            .into_iter()
+            .copied()
+            .chain(of_ports)
+            .map(one)
+            .collect()
+    }
+
+    /// The policies for a Service or ServiceEntry with the ports they are for, the one that counts first of those for the
+    /// same port; those for all ports last.
+    fn tls_policies(&self, key: &ObjectKey) -> Vec<(&BackendTlsInput, Option<u16>)> {
+        let policies = self.references.of(Edge::PolicyTarget, key);
+        let of_tls = |key: &&ObjectKey| key.kind == Kind::BackendTLSPolicy;
+        let policies = policies.filter(of_tls);
+        let policies = policies.filter_map(|policy| self.get::<BackendTLSPolicy>(policy));
+        let mut all = Vec::new();
+        for policy in policies {
+            for target in policy.targets.iter().filter(|target| target.key == *key) {
+                match &target.port {
+                    None => all.push((policy, None)),
+                    Some(name) => {
+                        let ports = self.ports_named(key, name).into_iter();
+                        all.extend(ports.map(|port| (policy, Some(port))));
+                    }
+                }
+            }
+        }
+        all.sort_by(|(a, of_a), (b, of_b)| {
+            let whole = of_a.is_none().cmp(&of_b.is_none());
+            whole.then(of_a.cmp(of_b)).then(a.rank().cmp(&b.rank()))
+        });
+        all
+    }
+
+    /// The ports of a name.
+    fn ports_named(&self, key: &ObjectKey, name: &str) -> BTreeSet<u16> {
+        let ports = declared_ports(self, key).unwrap_or_default().into_iter();
+        let of_name = ports.filter(|(of, ..)| *of == name);
+        of_name.map(|(_, port, _)| port).collect()
+    }
+}
+
+impl Index {
+    /// Certificates of authorities have changed.
+    pub(crate) fn mark_users_of_authorities(&mut self, map: &ObjectKey) {
+        let of_namespace = self
+            .view
+            .references
+            .of_mesh(Edge::BackendTls)
+            .filter(|policy| policy.namespace == map.namespace);
+        let policies = of_namespace.filter_map(|policy| self.view.get::<BackendTLSPolicy>(policy));
+        let users = policies.filter(|policy| policy.refers_to(&map.name));
+        let users: Vec<BackendTlsInput> = users.cloned().collect();
+        for user in users {
+            self.mark(user.key);
+            for target in user.targets {
+                self.mark_tls_of(&target.key);
+            }
+        }
+    }
+
+    /// Marks the records of a service's TLS, and the states of the policies for it.
+    fn mark_tls_of(&mut self, target: &ObjectKey) {
+        for host in self.view.hosts_of(target) {
+            self.mark_only_host(host);
+        }
+        let policies: Vec<_> = self
+            .view
+            .references
+            .of(Edge::PolicyTarget, target)
+            .cloned()
+            .collect();
+        let of_tls = |key: &ObjectKey| key.kind == Kind::BackendTLSPolicy;
+        for policy in policies.into_iter().filter(of_tls) {
+            self.mark(policy);
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Waypoints that may call a service themselves: as a provider, as a collector, or for a plugin, which may name any. So
+//! that none calls in plaintext, all receive services with TLS origination; other rules go only to the waypoints of the
+//! service.
+
+use std::collections::BTreeSet;
+
+use ambit_k8s_api::{BackendTLSPolicy, DestinationRule, ObjectKey};
+use ambit_model::{ArcStr, GatewayName, NamespacedHostname};
+
+use crate::{
+    index::Index,
+    kinds::{backend_tls_policy::BackendTls, destination_rule::patterns},
+    objects::{backend_tls_policy::input::BackendTlsInput, destination_rule::input::RuleInput},
+    relations::references::Edge,
+    view::MeshView,
+};
+
+impl MeshView {
+    /// Waypoints that receive a host because they may call it.
+    pub(crate) fn callers_in_tls(
+        &self,
+        host: &str,
+        policies: &[BackendTls],
+    ) -> impl Iterator<Item = &GatewayName> {
+        let is_told = !policies.is_empty() || patterns(host).any(|one| self.begins_tls(&one));
+        let all = is_told.then(|| self.all_waypoints());
+        all.into_iter().flatten()
+    }
+
+    /// Whether a rule for what is named so begins TLS.
+    fn begins_tls(&self, pattern: &ArcStr) -> bool {
+        let rules = self.references.of(Edge::DestinationRule, pattern);
+        let mut rules = rules.filter_map(|key| self.get::<DestinationRule>(key));
+        rules.any(RuleInput::begins_tls)
+    }
+
+    /// Whether the rule that a waypoint follows for a service begins TLS.
+    pub(crate) fn begins_tls_from(
+        &self,
+        gateway: &GatewayName,
+        service: &NamespacedHostname,
+    ) -> bool {
+        let rule = self.rule_for(service, gateway);
+        rule.is_some_and(RuleInput::begins_tls)
+    }
+
+    /// Hosts for which rules begin TLS.
+    pub(crate) fn hosts_in_tls(&self) -> BTreeSet<ArcStr> {
+        let patterns = self.references.names(Edge::DestinationRule);
+        let patterns = patterns.filter(|pattern| self.begins_tls(pattern));
+        patterns
+            .flat_map(|pattern| self.hosts_like(pattern))
+            .collect()
+    }
+}
+
+impl Index {
+    /// A Gateway is a waypoint now, or is none any more.
+    pub(crate) fn mark_called_in_tls(&mut self) {
+        let policies = self.view.references.of_mesh(Edge::BackendTls);
+        let policies =
+            policies.filter_map(|key: &ObjectKey| self.view.get::<BackendTLSPolicy>(key));
+        let targets = policies.flat_map(BackendTlsInput::targets);
+        let of_policies = targets.flat_map(|target| self.view.hosts_of(target));
+        let mut hosts: BTreeSet<ArcStr> = of_policies.collect();
+        hosts.append(&mut self.view.hosts_in_tls());
+        for host in hosts {
+            self.mark_only_host(host);
+        }
+    }
+}

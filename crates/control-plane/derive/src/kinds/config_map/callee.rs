@@ -1,0 +1,87 @@
+//! Services that waypoints call themselves: providers name them as `host` or `namespace/host`.
+
+use std::collections::BTreeSet;
+
+use ambit_k8s_api::{Kind, ObjectKey};
+use ambit_model::{ArcStr, NamespacedHostname};
+
+use crate::{
+    index::Index, objects::config_map::callee::host, relations::references::Edge, view::MeshView,
+};
+
+impl MeshView {
+    /// The service that a provider names; without a namespace, one that the root namespace sees. A waypoint subscribes
+    /// to it and its endpoints when it receives the name.
+    ///
+    /// # Errors
+    /// With what is wrong, for people: there is none, or there are several and no namespace is given.
+    pub(crate) fn callee(&self, service: &str) -> Result<NamespacedHostname, String> {
+        let namespace = service.split_once('/').map(|(namespace, _)| namespace);
+        let host = host(service);
+        let declarers: Vec<&ObjectKey> = self
+            .declarers(&host)
+            .filter(|key| match namespace {
+                Some(namespace) => key.namespace == namespace && self.claim(key, &host).is_some(),
+                None => self.is_seen_by_root(key, &host),
+            })
+            .collect();
+        // Kubernetes' own come first, as for clients.
+        let own = declarers.iter().find(|key| key.kind == Kind::Service);
+        let namespaces: BTreeSet<&ArcStr> = match own {
+            Some(own) => [&own.namespace].into(),
+            None => declarers.iter().map(|key| &key.namespace).collect(),
+        };
+        let mut namespaces = namespaces.into_iter();
+        match (namespaces.next(), namespaces.next()) {
+            (Some(namespace), None) => Ok(NamespacedHostname::new(namespace.clone(), host)),
+            (None, _) => Err(format!("there is no service {service}")),
+            (Some(one), Some(other)) => Err(format!(
+                "{one} and {other} both have a service {service}: name one as {one}/{service}"
+            )),
+        }
+    }
+
+    /// Whether the root namespace sees the record that an object has of a host: those of tenants that only they see
+    /// are not meant by the mesh's settings.
+    fn is_seen_by_root(&self, key: &ObjectKey, host: &ArcStr) -> bool {
+        let claim = self.claim(key, host);
+        claim.is_some_and(|claim| claim.is_public || key.namespace == self.config.root_namespace)
+    }
+}
+
+impl Index {
+    /// Marks objects whose waypoints call a host: the host may be another service now.
+    pub(crate) fn mark_callers_of(&mut self, host: &ArcStr) {
+        let callers: Vec<_> = self
+            .view
+            .references
+            .of(Edge::Calls, host)
+            .cloned()
+            .collect();
+        if callers.is_empty() {
+            return;
+        }
+        self.mark_users_of_providers();
+        // Providers of the mesh's settings are called for telemetry.
+        if callers.iter().any(|caller| caller.kind == Kind::ConfigMap) {
+            self.mark_telemetry();
+        }
+        for caller in callers {
+            self.mark(caller);
+        }
+    }
+
+    /// The policies that name a provider.
+    pub(crate) fn mark_users_of_providers(&mut self) {
+        let users: Vec<_> = self
+            .view
+            .references
+            .names(Edge::Provider)
+            .flat_map(|name: &ArcStr| self.view.references.of(Edge::Provider, name))
+            .cloned()
+            .collect();
+        for user in users {
+            self.mark(user);
+        }
+    }
+}

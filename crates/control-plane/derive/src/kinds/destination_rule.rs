@@ -1,0 +1,249 @@
+//! Destination rules: how waypoints treat the endpoints of services.
+//!
+//! A waypoint follows one rule for a service. It is looked for in the service's namespace, then in the waypoint's, then
+//! in the root namespace, among those that are exported to the waypoint's namespace; in a namespace one for the very
+//! host comes before wildcards, longer ones first, and the oldest before others for the same. (Istio looks in the
+//! namespace of the client first, which for it is the one of the proxy; a waypoint acts for the server.)
+
+pub(crate) mod conditions;
+pub(crate) mod subsets;
+
+use std::collections::BTreeSet;
+
+use ambit_k8s_api::{DestinationRule, ObjectKey};
+use ambit_model::{ArcStr, GatewayName, NamespacedHostname, WaypointDestination};
+
+use crate::{
+    condition::{ConditionType, RULE_USED, Standing},
+    index::{Index, change::Change},
+    kinds::kind::MeshKind,
+    objects::destination_rule::{begins_tls, input::RuleInput},
+    pod_directory::PodDirectory,
+    relations::references::Edge,
+    view::MeshView,
+};
+
+impl MeshKind for DestinationRule {
+    const CONDITIONS: &'static [ConditionType] = &[RULE_USED];
+
+    fn standing(view: &MeshView, _: &ObjectKey, rule: &RuleInput) -> Option<Standing> {
+        Some(conditions::of(view, rule))
+    }
+
+    fn changed(index: &mut Index, change: &Change<'_, RuleInput>, _: &mut PodDirectory) {
+        let host = |rule: Option<&RuleInput>| rule.map(|rule| rule.host.clone());
+        let (old, new) = (host(change.old), host(change.new));
+        index
+            .view
+            .references
+            .replace(Edge::DestinationRule, change.key, old.clone(), new.clone());
+        index.mark(change.key.clone());
+        let of_both = change.both().flat_map(|rule| rule.subsets.keys());
+        let has_subsets = of_both.count() > 0;
+        let has_some = change.new.is_some_and(|rule| !rule.subsets.is_empty());
+        index
+            .view
+            .references
+            .set(Edge::HasSubsets, change.key, has_some);
+        for pattern in old.into_iter().chain(new) {
+            // Others for the same may be followed in its place.
+            let rivals: Vec<_> = index
+                .view
+                .references
+                .of(Edge::DestinationRule, &pattern)
+                .cloned()
+                .collect();
+            for rival in rivals {
+                index.mark(rival);
+            }
+            for host in index.view.hosts_like(&pattern) {
+                let declarers: Vec<_> = index.view.declarers(&host).cloned().collect();
+                index.mark_host(host);
+                // Routes may have its subsets as backends.
+                for key in declarers.iter().filter(|_| has_subsets) {
+                    index.mark_leading_to(key);
+                }
+            }
+        }
+    }
+}
+
+impl RuleInput {
+    fn of(
+        &self,
+        view: &MeshView,
+        key: &ObjectKey,
+        service: NamespacedHostname,
+    ) -> WaypointDestination {
+        let subsets = self.subsets.iter();
+        WaypointDestination {
+            service,
+            policy: self.policy.clone(),
+            ports: self.ports.clone(),
+            subsets: subsets
+                .map(|(name, subset)| (name.clone(), subset.of(view, key)))
+                .collect(),
+        }
+    }
+}
+
+/// The forms in which a rule may name a host, the most exact first.
+pub(crate) fn patterns(host: &str) -> impl Iterator<Item = ArcStr> {
+    let dots = host.match_indices('.').map(|(at, _)| at);
+    let ends = dots.filter_map(|at| host.get(at..));
+    let wildcards = ends.map(|end| arcstr::format!("*{end}"));
+    let exact = std::iter::once(ArcStr::from(host));
+    exact.chain(wildcards).chain([arcstr::literal!("*")])
+}
+
+impl MeshView {
+    /// The rule that a waypoint follows for a service.
+    pub(crate) fn rule_for(
+        &self,
+        service: &NamespacedHostname,
+        gateway: &GatewayName,
+    ) -> Option<&RuleInput> {
+        let root = &self.config.root_namespace;
+        let namespaces = [&service.namespace, &gateway.namespace, root];
+        namespaces.into_iter().find_map(|namespace| {
+            patterns(&service.hostname).find_map(|pattern| {
+                let rules = self.references.of(Edge::DestinationRule, &pattern);
+                let rules = rules.filter(|key| key.namespace == *namespace);
+                let rules = rules.filter_map(|key| self.get::<DestinationRule>(key));
+                let seen = rules.filter(|rule| rule.is_seen_by(gateway));
+                seen.min_by(|a, b| a.age().cmp(&b.age()))
+            })
+        })
+    }
+
+    /// Whether the rule that a waypoint follows for a service has a subset.
+    pub(crate) fn has_subset(
+        &self,
+        service: &NamespacedHostname,
+        gateway: &GatewayName,
+        subset: &str,
+    ) -> bool {
+        let rule = self.rule_for(service, gateway);
+        rule.is_some_and(|rule| rule.subsets.contains_key(subset))
+    }
+
+    /// Destinations of an object's host for the waypoints that reach it, and for those that may call it themselves (see
+    /// [`super::callers`]).
+    pub(crate) fn destinations(
+        &self,
+        key: &ObjectKey,
+        host: &ArcStr,
+    ) -> Vec<(GatewayName, WaypointDestination)> {
+        if !self.has_destinations() {
+            return Vec::new();
+        }
+        let service = NamespacedHostname::new(key.namespace.clone(), host.clone());
+        let tls = self.backend_tls(key);
+        let destination_of = |gateway: &GatewayName| {
+            let rule = self.rule_for(&service, gateway);
+            let destination = rule.map(|rule| rule.of(self, key, service.clone()));
+            let mut destination = match destination {
+                Some(destination) => destination,
+                None if tls.is_empty() => return None,
+                None => WaypointDestination::unruled(service.clone()),
+            };
+            for one in &tls {
+                one.put_over(&mut destination);
+            }
+            Some(destination)
+        };
+        let reaching = self.waypoints_reaching(key, host);
+        let callers = self
+            .callers_in_tls(host, &tls)
+            .filter(|one| !reaching.contains(one));
+        let callers = callers.filter_map(|one| Some((one.clone(), destination_of(one)?)));
+        let callers: Vec<_> = callers
+            .filter(|(_, destination)| begins_tls(&destination.policy, &destination.ports))
+            .collect();
+        let served = reaching
+            .iter()
+            .filter_map(|one| Some((one.clone(), destination_of(one)?)));
+        served.chain(callers).collect()
+    }
+
+    /// Whether there are traffic policies for any service.
+    fn has_destinations(&self) -> bool {
+        let mut rules = self.references.names::<ArcStr>(Edge::DestinationRule);
+        let mut policies = self.references.of_mesh(Edge::BackendTls);
+        rules.next().is_some() || policies.next().is_some()
+    }
+
+    /// The waypoints that serve a host of an object, and those whose routes have it as a backend.
+    pub(crate) fn waypoints_reaching(
+        &self,
+        key: &ObjectKey,
+        host: &ArcStr,
+    ) -> BTreeSet<GatewayName> {
+        let mut gateways = self.waypoints_serving(key, host);
+        let by_name = self.references.of(Edge::RouteHost, host).filter(|route| {
+            let route = self.route(route);
+            route.is_some_and(|route| self.record_seen_in(route.namespace(), host) == Some(key))
+        });
+        for route in self.references.of(Edge::RouteBackend, key).chain(by_name) {
+            for (target, host) in self.services_routed_by(route) {
+                gateways.extend(self.waypoints_serving(&target, &host));
+            }
+        }
+        gateways
+    }
+}
+
+impl Index {
+    /// The backends of an object's routes may be reached by other waypoints than before.
+    pub(crate) fn mark_backends_of(&mut self, parent: &ObjectKey) {
+        if !self.view.has_destinations() {
+            return;
+        }
+        let hosts = self.view.hosts_of(parent);
+        let by_host = hosts
+            .iter()
+            .flat_map(|host| self.view.references.of(Edge::VirtualHost, host));
+        let routes = self
+            .view
+            .references
+            .of(Edge::RouteParent, parent)
+            .chain(by_host);
+        let routes = routes.filter_map(|route| self.view.route(route));
+        let routes: Vec<_> = routes.collect();
+        let targets = routes.iter().flat_map(|route| route.targets());
+        let targets: Vec<_> = targets.cloned().collect();
+        let hosts = routes.iter().flat_map(|route| route.hosts());
+        let hosts: Vec<_> = hosts.cloned().collect();
+        for target in targets {
+            self.mark_destinations_of(&target);
+        }
+        for host in hosts {
+            self.mark_rules_of(&host);
+            self.mark_only_host(host);
+        }
+    }
+
+    /// Marks the destination records of an object's hosts.
+    pub(crate) fn mark_destinations_of(&mut self, key: &ObjectKey) {
+        for host in self.view.hosts_of(key) {
+            self.mark_rules_of(&host);
+            self.mark_only_host(host);
+        }
+    }
+
+    /// The rules that may be for a host: their conditions list the waypoints that apply them.
+    pub(crate) fn mark_rules_of(&mut self, host: &str) {
+        let rules: Vec<_> = patterns(host)
+            .flat_map(|pattern| {
+                self.view
+                    .references
+                    .of(Edge::DestinationRule, &pattern)
+                    .cloned()
+                    .collect::<Vec<_>>()
+            })
+            .collect();
+        for rule in rules {
+            self.mark(rule);
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Conditions of a rule: the waypoints that apply it.
+
+use std::collections::BTreeSet;
+
+use ambit_k8s_api::ObjectKey;
+use ambit_model::{GatewayName, NamespacedHostname};
+
+use crate::{
+    condition::{Standing, Verdict},
+    names::names,
+    objects::destination_rule::input::RuleInput,
+    view::MeshView,
+};
+
+pub(crate) fn of(view: &MeshView, rule: &RuleInput) -> Standing {
+    let mut followed: BTreeSet<GatewayName> = BTreeSet::new();
+    let mut instead: BTreeSet<&ObjectKey> = BTreeSet::new();
+    let (mut any_host, mut any_waypoint) = (false, false);
+    for host in view.hosts_like(&rule.host) {
+        for key in view.declarers(&host) {
+            any_host = true;
+            let service = NamespacedHostname::new(key.namespace.clone(), host.clone());
+            for gateway in view.waypoints_reaching(key, &host) {
+                any_waypoint = true;
+                match view.rule_for(&service, &gateway) {
+                    Some(one) if one.key == rule.key => drop(followed.insert(gateway)),
+                    Some(other) => drop(instead.insert(&other.key)),
+                    None => {}
+                }
+            }
+        }
+    }
+    let (is_true, reason, message) = match (names(&followed), instead.first()) {
+        (Some(names), _) => (true, "Used", format!("followed by {names}")),
+        (None, Some(other)) => (
+            false,
+            "Conflict",
+            format!("{other} is followed in its place: of several rules for a host one counts"),
+        ),
+        (None, None) if any_waypoint => (
+            false,
+            "NotExported",
+            "the waypoints of the host do not see the rule: it is of another namespace than theirs, the service's and the root one, or not exported to theirs".to_owned(),
+        ),
+        (None, None) if any_host => (
+            false,
+            "NoWaypoint",
+            "no waypoint reaches the host: the rule has no effect, since node proxies follow none".to_owned(),
+        ),
+        (None, None) => (
+            false,
+            "HostNotFound",
+            format!("no service has the host {}", rule.host),
+        ),
+    };
+    Standing {
+        verdict: Some(Verdict {
+            is_true,
+            reason,
+            message,
+            is_trouble: !is_true,
+        }),
+        ..Standing::default()
+    }
+}

@@ -1,0 +1,96 @@
+//! Records of the endpoints in EndpointSlices that are no pods of this cluster.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use ambit_k8s_api::{EndpointSlice, Kind, ObjectKey, Service};
+use ambit_model::{
+    ArcStr, NamespacedHostname, NetworkMode, Workload, WorkloadKind, WorkloadStatus,
+};
+
+use crate::{
+    index::{Index, change::Change},
+    kinds::kind::MeshKind,
+    objects::endpoint_slice::{PodEndpoint, SliceInput},
+    pod_directory::PodDirectory,
+    relations::cluster_addresses,
+    view::{MeshView, rendered::Rendered},
+};
+
+impl MeshKind for EndpointSlice {
+    fn changed(index: &mut Index, change: &Change<'_, SliceInput>, _: &mut PodDirectory) {
+        index.mark(change.key.clone());
+        let of_api_server = |slice: Option<&SliceInput>| -> BTreeSet<IpAddr> {
+            let slice = slice
+                .filter(|slice| cluster_addresses::is_api_server(&slice.namespace, &slice.service));
+            let addresses = slice.into_iter().flat_map(|slice| &slice.addresses);
+            addresses.map(|(ip, _)| *ip).collect()
+        };
+        let (old, new) = (of_api_server(change.old), of_api_server(change.new));
+        if index.view.cluster_addresses.replace(&old, &new) {
+            index.mark_gateways();
+        }
+        for pod in change.both().flat_map(|slice| &slice.pods) {
+            index.mark(pod.key());
+        }
+    }
+
+    fn render(view: &MeshView, key: &ObjectKey, slice: &SliceInput) -> Rendered {
+        Rendered {
+            workloads: workloads(view, key, slice).unwrap_or_default(),
+            ..Rendered::default()
+        }
+    }
+}
+
+/// Marks the slices of a service and the pods they name.
+pub(crate) fn mark_of_service(index: &mut Index, service: &ObjectKey) {
+    let objects = index.view.objects(&service.namespace);
+    let slices = objects.map(|objects| objects.all::<EndpointSlice>().values());
+    let of_service = slices.into_iter().flatten();
+    let of_service = of_service.filter(|slice| slice.service == service.name);
+    let keys: Vec<_> = of_service
+        .flat_map(|slice| {
+            let own = ObjectKey::new(
+                Kind::EndpointSlice,
+                slice.namespace.clone(),
+                slice.name.clone(),
+            );
+            std::iter::once(own).chain(slice.pods.iter().map(PodEndpoint::key))
+        })
+        .collect();
+    for key in keys {
+        index.mark(key);
+    }
+}
+
+fn workloads(view: &MeshView, key: &ObjectKey, slice: &SliceInput) -> Option<Vec<Workload>> {
+    let objects = view.objects(&key.namespace)?;
+    let service = objects.all::<Service>().get(&slice.service)?;
+    if !view.may_serve(&key.namespace, &service.name, None) {
+        return None;
+    }
+    let host = NamespacedHostname::new(
+        key.namespace.clone(),
+        service.hostname(&view.config.cluster_domain),
+    );
+    let ports = service.targets_elsewhere(&slice.ports);
+    let workload = |(ip, ready): &(IpAddr, bool)| Workload {
+        uid: view.uid(&format!(
+            "discovery.k8s.io/EndpointSlice/{}/{}/{ip}",
+            key.namespace, key.name
+        )),
+        workload_ips: vec![*ip],
+        // The address may belong to something else as well: never claim it.
+        network_mode: NetworkMode::HostNetwork,
+        service_account: ArcStr::new(),
+        workload_type: WorkloadKind::Deployment,
+        status: if *ready {
+            WorkloadStatus::Healthy
+        } else {
+            WorkloadStatus::Unhealthy
+        },
+        services: [(host.clone(), ports.clone())].into(),
+        ..view.base(&key.namespace, &key.name)
+    };
+    Some(slice.addresses.iter().map(workload).collect())
+}

@@ -1,0 +1,44 @@
+//! Objects of our own kinds that rules of routes name in filters of the type `ExtensionRef`.
+
+use ambit_k8s_api::ObjectKey;
+
+use crate::{
+    condition::{Standing, Verdict},
+    index::Index,
+    names::listed,
+    relations::references::Edge,
+    view::MeshView,
+};
+
+/// Marks the objects that depend on an extension.
+pub(crate) fn mark(index: &mut Index, key: &ObjectKey) {
+    index.mark(key.clone());
+    index.mark_leading_to(key);
+}
+
+/// Returns the state of an extension: the routes that name it.
+pub(crate) fn standing(view: &MeshView, key: &ObjectKey) -> Standing {
+    let routes: Vec<String> = view
+        .references
+        .of(Edge::RouteBackend, key)
+        .map(ToString::to_string)
+        .collect();
+    let verdict = match listed(&routes) {
+        Some(routes) => Verdict {
+            is_true: true,
+            reason: "Used",
+            message: format!("named by {routes}"),
+            is_trouble: false,
+        },
+        None => Verdict {
+            is_true: false,
+            reason: "NotReferenced",
+            message: "no route of the namespace that waypoints follow names it".to_owned(),
+            is_trouble: true,
+        },
+    };
+    Standing {
+        verdict: Some(verdict),
+        ..Standing::default()
+    }
+}

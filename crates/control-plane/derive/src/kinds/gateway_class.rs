@@ -1,0 +1,18 @@
+//! GatewayClasses: Gateways depend on them.
+
+use ambit_k8s_api::GatewayClass;
+
+use crate::{
+    index::{Index, change::Change},
+    kinds::kind::MeshKind,
+    objects::gateway_class::ClassInput,
+    pod_directory::PodDirectory,
+};
+
+impl MeshKind for GatewayClass {
+    fn changed(index: &mut Index, change: &Change<'_, ClassInput>, _: &mut PodDirectory) {
+        for gateway in index.view.gateways_of_class(&change.key.name) {
+            index.mark_gateway(&gateway, &change.key.name);
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Namespaces: defaults for what is in them, and the cluster's network, which the root namespace names.
+
+use ambit_k8s_api::{Namespace, Pod, labels};
+use ambit_model::ArcStr;
+
+use crate::{
+    index::{Index, change::Change},
+    kinds::kind::MeshKind,
+    objects::namespace::NamespaceInput,
+    pod_directory::PodDirectory,
+    view::MeshView,
+};
+
+impl MeshKind for Namespace {
+    fn changed(index: &mut Index, change: &Change<'_, NamespaceInput>, pods: &mut PodDirectory) {
+        let name = &change.key.name;
+        let nothing = NamespaceInput::default();
+        let old = change.old.unwrap_or(&nothing);
+        let new = change.new.unwrap_or(&nothing);
+        if change.old.is_none() || change.new.is_none() {
+            index.mark_short_names_of(name);
+        }
+        index.bind(change.key, old.binding.as_ref(), new.binding.as_ref());
+        index.bind_canary(change.key, old.canary.as_ref(), new.canary.as_ref());
+        index.discover(pods);
+        // Gateways of other namespaces may allow those with certain labels.
+        let other_waypoint = old.labels != new.labels;
+        let other_canary = old.canary != new.canary;
+        if other_waypoint || other_canary || old.distribution != new.distribution {
+            index.mark_hosts_of_namespace(name);
+        }
+        if other_waypoint {
+            // Its labels decide which of its pods belong to the mesh.
+            let objects = index.view.objects(name);
+            for pod in objects.iter().flat_map(|all| all.all::<Pod>().values()) {
+                pods.insert(name, &pod.name, pod.facts(&index.view));
+            }
+            index.mark_namespace(name);
+            index.mark_passed_gateways();
+            if index.view.has_telemetry() {
+                index.mark_telemetry();
+            }
+        }
+        // Gateways may have become another control plane's, or ours.
+        if old.labels.get(labels::REVISION) != new.labels.get(labels::REVISION) {
+            index.mark_gateways_of(name);
+        }
+        if *name == index.view.config.root_namespace && index.view.network != new.network {
+            index.view.network = new.network.clone();
+            index.mark_mesh();
+        }
+    }
+}
+
+/// The traffic distribution of a namespace's annotation.
+pub(crate) fn distribution<'a>(view: &'a MeshView, namespace: &ArcStr) -> Option<&'a str> {
+    let namespaces = view.objects("")?.all::<Namespace>();
+    namespaces.get(namespace)?.distribution.as_deref()
+}

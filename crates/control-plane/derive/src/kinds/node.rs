@@ -1,0 +1,29 @@
+//! Nodes: pods depend on them for their locality.
+
+use ambit_k8s_api::Node;
+use ambit_model::{ArcStr, Locality};
+
+use crate::{
+    index::{Index, change::Change},
+    kinds::kind::MeshKind,
+    pod_directory::PodDirectory,
+    relations::references::Edge,
+    view::MeshView,
+};
+
+impl MeshKind for Node {
+    fn changed(index: &mut Index, change: &Change<'_, Locality>, _: &mut PodDirectory) {
+        let pods = index.view.references.of(Edge::OnNode, &change.key.name);
+        let pods: Vec<_> = pods.cloned().collect();
+        for pod in pods {
+            index.mark(pod);
+        }
+    }
+}
+
+/// Where a node is; nowhere if it is not known.
+pub(crate) fn locality(view: &MeshView, name: &ArcStr) -> Locality {
+    let nodes = view.objects("").map(|objects| objects.all::<Node>());
+    let locality = nodes.and_then(|nodes| nodes.get(name));
+    locality.cloned().unwrap_or_default()
+}

@@ -1,0 +1,19 @@
+//! Kinds that the lab reads and the control plane does not: nothing depends on them.
+
+use ambit_k8s_api::{Deployment, ServiceAccount};
+
+use crate::{
+    index::{Index, change::Change},
+    kinds::kind::MeshKind,
+    pod_directory::PodDirectory,
+};
+
+macro_rules! not_read {
+    ($($kind:ident)*) => {
+        $(impl MeshKind for $kind {
+            fn changed(_: &mut Index, _: &Change<'_, ()>, _: &mut PodDirectory) {}
+        })*
+    };
+}
+
+not_read! { Deployment ServiceAccount }

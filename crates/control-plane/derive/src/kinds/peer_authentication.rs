@@ -1,0 +1,237 @@
+//! PeerAuthentication: which workloads refuse plaintext, and on which ports.
+//!
+//! Three levels: the mesh (root namespace, no selector), a namespace (no selector), workloads (by
+//! selector). Of several on one level the oldest counts. A level that is unset takes the mode of the
+//! level above. Refusing plaintext is a DENY policy of everything that has no identity: one static
+//! policy for whole workloads, one of its own for each PeerAuthentication whose ports differ.
+
+use ambit_k8s_api::{Kind, ObjectKey, PeerAuthentication, Pod};
+use ambit_model::{Action, ArcStr, Authorization, Match, PolicyKey, Scope, StringMatch};
+
+use crate::{
+    condition::{ACCEPTED, ConditionType},
+    index::{Index, change::Change},
+    kinds::kind::MeshKind,
+    labels::{Labels, selects},
+    objects::{
+        Objects,
+        peer_authentication::{Mode, PeerAuthInput},
+    },
+    pod_directory::PodDirectory,
+    view::{MeshView, rendered::Rendered},
+};
+
+impl MeshKind for PeerAuthentication {
+    const CONDITIONS: &'static [ConditionType] = &[ACCEPTED];
+
+    fn changed(index: &mut Index, change: &Change<'_, PeerAuthInput>, _: &mut PodDirectory) {
+        let key = change.key;
+        index.mark_static_strict();
+        index.mark(key.clone());
+        let for_all = change.both().any(|policy| policy.selector.is_none());
+        if !for_all {
+            for policy in change.both() {
+                index.mark_selected(&key.namespace, policy.selector.as_ref());
+            }
+            index.mark_endpoints_of_entries(&key.namespace);
+            return;
+        }
+        let is_mesh = key.namespace == index.view.config.root_namespace;
+        if is_mesh {
+            index.mark_workloads();
+        } else {
+            index.mark_namespace(&key.namespace);
+        }
+        // What they inherit may be another mode.
+        let heirs: Vec<_> = index
+            .view
+            .all_objects()
+            .filter(|(namespace, _)| is_mesh || **namespace == key.namespace)
+            .flat_map(|(namespace, objects)| {
+                let names = objects.all::<Self>().keys();
+                names.map(|name| {
+                    ObjectKey::new(Kind::PeerAuthentication, namespace.clone(), name.clone())
+                })
+            })
+            .collect();
+        for heir in heirs {
+            index.mark(heir);
+        }
+    }
+
+    fn render(view: &MeshView, key: &ObjectKey, policy: &PeerAuthInput) -> Rendered {
+        let is_effective = key.namespace != view.config.root_namespace;
+        let objects = view.objects(&key.namespace).filter(|_| is_effective);
+        Rendered {
+            policies: objects
+                .and_then(|objects| policy.converted(inherited(view, objects)))
+                .into_iter()
+                .collect(),
+            ..Rendered::default()
+        }
+    }
+
+    fn is_in_force(_: &PeerAuthInput) -> bool {
+        true
+    }
+}
+
+/// Name of the policy that refuses all plaintext, in the root namespace.
+const STATIC_STRICT: ArcStr = arcstr::literal!("istio_converted_static_strict");
+/// Beginning of the names of policies made for one PeerAuthentication.
+const CONVERTED: &str = "converted_peer_authentication_";
+
+impl PeerAuthInput {
+    fn key(&self) -> PolicyKey {
+        PolicyKey {
+            namespace: self.namespace.clone(),
+            name: arcstr::format!("{CONVERTED}{}", self.name),
+        }
+    }
+
+    /// The policy for its ports, if some differ from the rest.
+    fn converted(&self, inherited: Mode) -> Option<Authorization> {
+        self.selector.as_ref()?;
+        let whole = self.mode.unwrap_or(inherited);
+        let different: Vec<u16> = self
+            .ports
+            .iter()
+            .filter(|(_, mode)| **mode != whole)
+            .map(|(port, _)| *port)
+            .collect();
+        if different.is_empty() {
+            return None;
+        }
+        let plaintext = || {
+            vec![Match {
+                not_principals: vec![StringMatch::Presence],
+                ..Match::default()
+            }]
+        };
+        let rules = match whole {
+            Mode::Strict => {
+                let but = |port| {
+                    vec![Match {
+                        not_destination_ports: vec![port],
+                        ..Match::default()
+                    }]
+                };
+                let others = different.into_iter().map(but);
+                vec![std::iter::once(plaintext()).chain(others).collect()]
+            }
+            Mode::Permissive => {
+                let port = |port| {
+                    vec![Match {
+                        destination_ports: vec![port],
+                        ..Match::default()
+                    }]
+                };
+                different
+                    .into_iter()
+                    .map(|number| vec![plaintext(), port(number)])
+                    .collect()
+            }
+        };
+        let PolicyKey { namespace, name } = self.key();
+        Some(Authorization {
+            name,
+            namespace,
+            scope: Scope::WorkloadSelector,
+            action: Action::Deny,
+            rules,
+            dry_run: false,
+            not_understood: None,
+        })
+    }
+}
+
+/// The static policy.
+pub(crate) fn static_strict(root_namespace: &ArcStr) -> Authorization {
+    let plaintext = Match {
+        not_principals: vec![StringMatch::Presence],
+        ..Match::default()
+    };
+    Authorization {
+        name: STATIC_STRICT,
+        namespace: root_namespace.clone(),
+        scope: Scope::WorkloadSelector,
+        action: Action::Deny,
+        rules: vec![vec![vec![plaintext]]],
+        dry_run: false,
+        not_understood: None,
+    }
+}
+
+/// Whether the static policy is needed.
+pub(crate) fn any_plaintext_refused(view: &MeshView) -> bool {
+    let mut all = view.all_objects();
+    all.any(|(_, objects)| !objects.all::<PeerAuthentication>().is_empty())
+}
+
+/// The oldest of those without selector.
+fn of_namespace(objects: &Objects) -> Option<&PeerAuthInput> {
+    let policies = objects.all::<PeerAuthentication>().values();
+    policies
+        .filter(|policy| policy.selector.is_none())
+        .min_by(|a, b| a.age().cmp(&b.age()))
+}
+
+/// The mode of a namespace, before workloads' own.
+fn inherited(view: &MeshView, objects: &Objects) -> Mode {
+    let own = of_namespace(objects).and_then(|policy| policy.mode);
+    let of_mesh = || {
+        let root = view.objects(&view.config.root_namespace)?;
+        of_namespace(root)?.mode
+    };
+    own.or_else(of_mesh).unwrap_or_default()
+}
+
+impl MeshView {
+    /// The PeerAuthentication that makes a pod refuse plaintext on all ports, or on some.
+    pub fn strict_origin(&self, pod: &ObjectKey) -> Option<ObjectKey> {
+        let labels = &self.get::<Pod>(pod)?.labels;
+        let objects = self.objects(&pod.namespace)?;
+        policy_for(self, &pod.namespace, objects, labels)?;
+        let is_own = pod.namespace != self.config.root_namespace;
+        let selected = selected(objects, labels).filter(|_| is_own);
+        let selected = selected.filter(|one| one.mode.is_some() || !one.ports.is_empty());
+        let of_namespace = |objects| of_namespace(objects).filter(|one| one.mode.is_some());
+        let of_mesh = || of_namespace(self.objects(&self.config.root_namespace)?);
+        let origin = selected
+            .or_else(|| of_namespace(objects))
+            .or_else(of_mesh)?;
+        let (namespace, name) = (origin.namespace.clone(), origin.name.clone());
+        Some(ObjectKey::new(Kind::PeerAuthentication, namespace, name))
+    }
+}
+
+/// The oldest of those that select labels.
+fn selected<'a>(objects: &'a Objects, labels: &Labels) -> Option<&'a PeerAuthInput> {
+    let policies = objects.all::<PeerAuthentication>().values();
+    policies
+        .filter(|policy| {
+            let selector = policy.selector.as_ref();
+            selector.is_some_and(|selector| selects(selector, labels))
+        })
+        .min_by(|a, b| a.age().cmp(&b.age()))
+}
+
+/// The policy that a workload lists, if it refuses any plaintext.
+pub(crate) fn policy_for(
+    view: &MeshView,
+    namespace: &ArcStr,
+    objects: &Objects,
+    labels: &Labels,
+) -> Option<PolicyKey> {
+    let root_namespace = &view.config.root_namespace;
+    let inherited = inherited(view, objects);
+    let selected = selected(objects, labels).filter(|_| namespace != root_namespace);
+    if let Some(policy) = selected.filter(|policy| policy.converted(inherited).is_some()) {
+        return Some(policy.key());
+    }
+    let mode = selected.and_then(|policy| policy.mode).unwrap_or(inherited);
+    (mode == Mode::Strict).then(|| PolicyKey {
+        namespace: root_namespace.clone(),
+        name: STATIC_STRICT,
+    })
+}

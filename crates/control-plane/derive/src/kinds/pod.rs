@@ -1,0 +1,228 @@
+//! Records of pods: workloads.
+
+use std::net::IpAddr;
+
+use ambit_k8s_api::{
+    EndpointSlice, Kind, Namespace, ObjectKey, Pod, Service, ServiceEntry, enablement, labels,
+};
+use ambit_model::{
+    ArcStr, NamespacedHostname, NetworkMode, Protocol, Workload, WorkloadStatus, WorkloadUid,
+};
+
+use crate::{
+    index::{Index, change::Change},
+    kinds::{authorization_policy::policies_for, kind::MeshKind, node},
+    labels::{Labels, selects},
+    objects::{Objects, binding::Binding, pod::PodInput},
+    pod_directory::{PodDirectory, PodFacts},
+    relations::references::Edge,
+    view::{
+        MeshView,
+        rendered::Rendered,
+        workloads::{Services, canonical},
+    },
+};
+
+impl MeshKind for Pod {
+    fn changed(index: &mut Index, change: &Change<'_, PodInput>, pods: &mut PodDirectory) {
+        let key = change.key;
+        match change.new {
+            Some(pod) => pods.insert(&key.namespace, &key.name, pod.facts(&index.view)),
+            None => pods.remove(&key.namespace, &key.name),
+        }
+        let ips = |pod: Option<&PodInput>| -> Vec<IpAddr> {
+            let published = pod.filter(|pod| pod.is_published());
+            published.map(|pod| pod.ips.clone()).unwrap_or_default()
+        };
+        let named_by = index
+            .view
+            .addresses
+            .own(key, &ips(change.old), &ips(change.new));
+        index.mark_entries(named_by);
+        let hosts =
+            |pod: Option<&PodInput>| pod.map(|pod| pod.host_ips.clone()).unwrap_or_default();
+        if index
+            .view
+            .cluster_addresses
+            .replace(&hosts(change.old), &hosts(change.new))
+        {
+            index.mark_gateways();
+        }
+        let node = |pod: Option<&PodInput>| pod.map(|pod| pod.node.clone());
+        index
+            .view
+            .references
+            .replace(Edge::OnNode, key, node(change.old), node(change.new));
+        let binding =
+            |pod: Option<&PodInput>| pod.and_then(|pod| Binding::of(&pod.labels, &pod.namespace));
+        let (old, new) = (binding(change.old), binding(change.new));
+        index.bind(key, old.as_ref(), new.as_ref());
+        let labels = |pod: Option<&'_ PodInput>| {
+            let published = pod.filter(|pod| pod.is_published());
+            published.map(|pod| pod.labels.clone())
+        };
+        let (before, after) = (labels(change.old), labels(change.new));
+        index.mark_subsets(&key.namespace, before.as_ref(), after.as_ref());
+        index.mark_chooser(key, new.is_some());
+        index.follow_instance(change);
+        index.follow_proxies(change);
+        index.mark(key.clone());
+    }
+
+    fn render(view: &MeshView, key: &ObjectKey, pod: &PodInput) -> Rendered {
+        let objects = view.objects(&key.namespace);
+        let objects = objects.filter(|_| pod.is_published());
+        Rendered {
+            workloads: objects
+                .map(|objects| workload(view, objects, key, pod))
+                .into_iter()
+                .collect(),
+            ..Rendered::default()
+        }
+    }
+}
+
+impl PodInput {
+    /// How it is called in WDS.
+    pub(crate) fn uid_in(&self, view: &MeshView) -> WorkloadUid {
+        view.uid(&format!("/Pod/{}/{}", self.namespace, self.name))
+    }
+
+    /// Facts about the pod for the directory.
+    pub(crate) fn facts(&self, view: &MeshView) -> PodFacts {
+        let gateway = self.labels.get(labels::GATEWAY_NAME);
+        PodFacts {
+            uid: self.uid.clone(),
+            service_account: self.service_account.clone(),
+            node: self.node.clone(),
+            live: !self.terminated,
+            enrolled: self.is_enrolled(view),
+            gateway: gateway.map(ArcStr::from),
+            address: self.ips.first().copied(),
+        }
+    }
+
+    /// Whether the agent captures the pod, by its own rules, or has captured it: an agent that has other rules, and a
+    /// pod that is just leaving, are known by the agent's annotation. Not in a namespace that is left out.
+    fn is_enrolled(&self, view: &MeshView) -> bool {
+        if view.is_left_out(&self.namespace) {
+            return false;
+        }
+        let namespace = ObjectKey::new(Kind::Namespace, "", self.namespace.clone());
+        let namespace = view.get::<Namespace>(&namespace);
+        let none = Labels::new();
+        let facts = enablement::PodFacts {
+            namespace: &self.namespace,
+            host_network: self.host_network,
+            labels: &self.labels,
+            has_sidecar: self.has_sidecar,
+        };
+        let verdict = view.config.enablement.verdict(
+            facts,
+            namespace.map_or(&none, |namespace| &namespace.labels),
+        );
+        verdict.is_included() || (self.captured && !verdict.is_never_included())
+    }
+}
+
+fn workload(view: &MeshView, objects: &Objects, key: &ObjectKey, pod: &PodInput) -> Workload {
+    let mut workload = without_waypoint(view, objects, pod);
+    // Pods in their node's network are never captured: no waypoint takes them by itself.
+    let account = Some(&pod.service_account).filter(|_| !pod.host_network);
+    if !view.is_instance(pod) {
+        let attachment = view.waypoint_of_workload(key, &pod.labels, account);
+        view.attach(&mut workload, attachment.as_ref());
+        let rules = attachment.and_then(|attachment| view.waypoint_rules(&workload, &attachment));
+        if let Some(waypoint) = &mut workload.endpoint_waypoint {
+            waypoint.rules = rules;
+        }
+    }
+    workload
+}
+
+fn without_waypoint(view: &MeshView, objects: &Objects, pod: &PodInput) -> Workload {
+    let (canonical_name, canonical_revision) = canonical(&pod.labels, &pod.workload_name);
+    let hbone = pod.captured || pod.native_tunnel;
+    Workload {
+        uid: pod.uid_in(view),
+        workload_ips: pod.ips.clone(),
+        protocol: if hbone {
+            Protocol::Hbone
+        } else {
+            Protocol::Tcp
+        },
+        native_tunnel: pod.native_tunnel,
+        network_mode: if pod.host_network {
+            NetworkMode::HostNetwork
+        } else {
+            NetworkMode::Standard
+        },
+        service_account: pod.service_account.clone(),
+        node: pod.node.clone(),
+        workload_name: pod.workload_name.clone(),
+        canonical_name,
+        canonical_revision,
+        authorization_policies: policies_for(view, &pod.namespace, objects, &pod.labels),
+        status: if pod.ready || view.stands_in(pod) {
+            WorkloadStatus::Healthy
+        } else {
+            WorkloadStatus::Unhealthy
+        },
+        application_tunnel: view.inbound_binding(pod),
+        locality: node::locality(view, &pod.node),
+        services: services(view, objects, pod),
+        ..view.base(&pod.namespace, &pod.name)
+    }
+}
+
+/// The services that it is an endpoint of.
+fn services(view: &MeshView, objects: &Objects, pod: &PodInput) -> Services {
+    let mut services = Services::new();
+    for service in objects.all::<Service>().values() {
+        if service
+            .selector
+            .as_ref()
+            .is_some_and(|selector| selects(selector, &pod.labels))
+            && view.may_serve(&pod.namespace, &service.name, Some(pod))
+        {
+            let name = NamespacedHostname::new(
+                pod.namespace.clone(),
+                service.hostname(&view.config.cluster_domain),
+            );
+            services.insert(name, service.targets_in(pod));
+        }
+    }
+    for entry in objects.all::<ServiceEntry>().values() {
+        if entry
+            .selector
+            .as_ref()
+            .is_some_and(|selector| selects(selector, &pod.labels))
+        {
+            for host in view.hosts_won(entry) {
+                let name = NamespacedHostname::new(pod.namespace.clone(), host.clone());
+                services.insert(name, entry.targets_in(pod));
+            }
+        }
+    }
+    // Slices made by hand, of services that select nothing themselves.
+    for slice in objects.all::<EndpointSlice>().values() {
+        let names_it = slice.pods.iter().any(|endpoint| {
+            endpoint.namespace == pod.namespace
+                && endpoint.pod == pod.name
+                && (endpoint.uid.is_empty() || endpoint.uid == pod.uid)
+        });
+        let service = objects
+            .all::<Service>()
+            .get(&slice.service)
+            .filter(|service| service.selector.is_none())
+            .filter(|service| view.may_serve(&pod.namespace, &service.name, Some(pod)));
+        if let (true, Some(service)) = (names_it, service) {
+            let name = NamespacedHostname::new(
+                pod.namespace.clone(),
+                service.hostname(&view.config.cluster_domain),
+            );
+            services.insert(name, service.targets_elsewhere(&slice.ports));
+        }
+    }
+    services
+}

@@ -1,0 +1,157 @@
+//! Reference grants: which routes of other namespaces may have services of a namespace as backends, which objects of
+//! other namespaces waypoints may call these services for, and of which namespaces Services and ServiceEntries have
+//! their attachments applied to requests to its pods, where these are their endpoints.
+
+use std::collections::BTreeSet;
+
+use ambit_k8s_api::{Kind, ObjectKey, RateLimit, ReferenceGrant, WasmPlugin};
+use ambit_model::{ArcStr, NamespacedHostname, PodGrant};
+
+use crate::{
+    config::ReferenceGrants,
+    index::{Index, change::Change},
+    kinds::kind::MeshKind,
+    objects::reference_grant::{CALLING, GrantInput},
+    pod_directory::PodDirectory,
+    relations::references::Edge,
+    view::MeshView,
+};
+
+impl MeshKind for ReferenceGrant {
+    fn changed(index: &mut Index, change: &Change<'_, GrantInput>, _: &mut PodDirectory) {
+        let namespace = &change.key.namespace;
+        let names_pods = change.new.is_some_and(|grant| !grant.pods.is_empty());
+        index
+            .view
+            .references
+            .set(Edge::GrantsPods, change.key, names_pods);
+        if change.both().any(|grant| !grant.pods.is_empty()) {
+            // Whether the rules of their waypoint are known depends on it.
+            index.mark_namespace(namespace);
+        }
+        let attached = change.both().flat_map(|grant| &grant.attached);
+        let attached: BTreeSet<ArcStr> = attached.map(|(_, of)| of.clone()).collect();
+        for of in &attached {
+            index.mark_hosts_of_namespace(of);
+        }
+        let services: Vec<ObjectKey> = index
+            .view
+            .references
+            .names(Edge::RouteBackend)
+            .filter(|service: &&ObjectKey| service.namespace == *namespace)
+            .filter(|service| {
+                change
+                    .both()
+                    .any(|grant| grant.covers_service(&service.name))
+            })
+            .cloned()
+            .collect();
+        let is_covered = |host: &&ArcStr| {
+            index.view.declarers(host).any(|key| {
+                key.kind == Kind::Service
+                    && key.namespace == *namespace
+                    && change.both().any(|grant| grant.covers_service(&key.name))
+            })
+        };
+        let hosts = index
+            .view
+            .references
+            .names(Edge::RouteHost)
+            .filter(is_covered);
+        let hosts: Vec<ArcStr> = hosts.cloned().collect();
+        for service in services {
+            index.mark_leading_to(&service);
+        }
+        for host in hosts {
+            index.mark_routes_naming(&host);
+        }
+        let from = change.both().flat_map(|grant| &grant.from);
+        let from: BTreeSet<_> = from.filter(|(kind, _)| CALLING.contains(kind)).collect();
+        let callers: Vec<ObjectKey> = from
+            .into_iter()
+            .flat_map(|(kind, namespace)| index.view.callers(*kind, namespace))
+            .collect();
+        for caller in callers {
+            index.mark(caller);
+        }
+    }
+}
+
+impl MeshView {
+    /// The objects of a kind for which waypoints make calls.
+    fn callers(&self, kind: Kind, namespace: &ArcStr) -> Vec<ObjectKey> {
+        let Some(objects) = self.objects(namespace) else {
+            return Vec::new();
+        };
+        let names: Vec<&ArcStr> = match kind {
+            Kind::WasmPlugin => objects.all::<WasmPlugin>().keys().collect(),
+            Kind::RateLimit => objects.all::<RateLimit>().keys().collect(),
+            _ => Vec::new(),
+        };
+        let key = |name: &ArcStr| ObjectKey::new(kind, namespace.clone(), name.clone());
+        names.into_iter().map(key).collect()
+    }
+
+    /// Whether waypoints may call a service for an object of a namespace: of the same one, or with a grant. Unlike for
+    /// routes, no setting does without grants.
+    pub(crate) fn may_call_for(&self, from: (Kind, &str), service: &ObjectKey) -> bool {
+        from.1 == service.namespace || self.is_granted(from, service)
+    }
+
+    /// The services of other namespaces that waypoints may call for the objects of a kind and namespace. A hostname
+    /// that begins with `*.` means all Services of its namespace.
+    pub(crate) fn granted_callees(&self, from: (Kind, &str)) -> Vec<NamespacedHostname> {
+        let domain = &self.config.cluster_domain;
+        let mut callees = BTreeSet::new();
+        for (namespace, objects) in self.all_objects() {
+            let grants = objects.all::<ReferenceGrant>().values();
+            for name in grants
+                .filter(|grant| grant.is_from(from))
+                .flat_map(|grant| &grant.to)
+            {
+                let name = name.as_deref().unwrap_or("*");
+                let hostname = arcstr::format!("{name}.{namespace}.svc.{domain}");
+                callees.insert(NamespacedHostname::new(namespace.clone(), hostname));
+            }
+        }
+        callees.into_iter().collect()
+    }
+
+    fn is_granted(&self, from: (Kind, &str), service: &ObjectKey) -> bool {
+        let grants = self
+            .objects(&service.namespace)
+            .map(|all| all.all::<ReferenceGrant>());
+        let mut grants = grants.into_iter().flat_map(|all| all.values());
+        grants.any(|grant| grant.covers(from, &service.name))
+    }
+
+    /// Pods of other namespaces to which objects attached to a Service or ServiceEntry apply.
+    pub(crate) fn grantors(&self, of: &ObjectKey) -> Vec<PodGrant> {
+        let foreign = self.references.of_mesh(Edge::GrantsPods);
+        let foreign = foreign.filter(|key| key.namespace != of.namespace);
+        let grants =
+            foreign.filter_map(|key| Some((&key.namespace, self.get::<ReferenceGrant>(key)?)));
+        let is_of = |(kind, from): &(Kind, ArcStr)| *kind == of.kind && *from == of.namespace;
+        let granting = grants.filter(|(_, grant)| grant.attached.iter().any(is_of));
+        let mut grantors: Vec<_> = granting
+            .flat_map(|(namespace, grant)| {
+                grant.pods.iter().map(|pod| PodGrant {
+                    namespace: namespace.clone(),
+                    pod: pod.clone().unwrap_or_default(),
+                })
+            })
+            .collect();
+        grantors.sort_unstable();
+        grantors.dedup();
+        grantors
+    }
+
+    /// Whether a route of a namespace may have a service as a backend.
+    pub(crate) fn may_lead_to(&self, route: (Kind, &str), service: &ObjectKey) -> bool {
+        if route.1 == service.namespace || self.config.reference_grants == ReferenceGrants::Ignored
+        {
+            return true;
+        }
+        self.is_granted(route, service)
+    }
+}

@@ -1,0 +1,194 @@
+//! Routes of services, of every kind: their parents, backends and conditions. The rules of a kind are read in its own
+//! file.
+
+pub(crate) mod attached;
+pub(crate) mod backends;
+pub(crate) mod changed;
+pub(crate) mod conditions;
+pub(crate) mod filters;
+pub(crate) mod ports;
+pub(crate) mod references;
+pub(crate) mod rules;
+pub(crate) mod stream;
+pub(crate) mod virtual_service;
+
+use ambit_k8s_api::{GRPCRoute, HTTPRoute, Kind, ObjectKey, TCPRoute, TLSRoute, VirtualService};
+use ambit_model::{ArcStr, GatewayName, HttpRoute, StreamRoute};
+
+use crate::{
+    condition::{PartsType, Standing},
+    index::{Index, change::Change},
+    kinds::{kind::MeshKind, route::changed::changed},
+    objects::route::{
+        hosts::HostScope,
+        input::{RouteInput, Rules},
+        rules::RuleInput,
+        session,
+    },
+    pod_directory::PodDirectory,
+    relations::references::Edge,
+    view::MeshView,
+};
+
+macro_rules! routes {
+    ($($kind:ident)*) => {
+        $(impl MeshKind for $kind {
+            const PARTS: Option<PartsType> = Some(PartsType {
+                list: "parents",
+                manager: "ambit-routes",
+                is_shared: true,
+            });
+
+            fn standing(view: &MeshView, _: &ObjectKey, route: &RouteInput) -> Option<Standing> {
+                Some(conditions::of(view, route))
+            }
+
+            fn changed(index: &mut Index, change: &Change<'_, RouteInput>, _: &mut PodDirectory) {
+                changed(index, change);
+            }
+        })*
+
+        impl MeshView {
+            /// Returns a route of any kind.
+            pub(crate) fn route(&self, key: &ObjectKey) -> Option<&RouteInput> {
+                match key.kind {
+                    $(Kind::$kind => self.get::<$kind>(key),)*
+                    Kind::VirtualService => self.get::<VirtualService>(key),
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+routes! { HTTPRoute GRPCRoute TLSRoute TCPRoute }
+
+impl MeshView {
+    /// The routes of a service.
+    fn routes_of(&self, target: &ObjectKey) -> impl Iterator<Item = &RouteInput> {
+        let routes = self.references.of(Edge::RouteParent, target);
+        routes.filter_map(|key| self.route(key))
+    }
+
+    /// The same, oldest first and then by name.
+    fn sorted_routes_of(&self, target: &ObjectKey) -> Vec<&RouteInput> {
+        let mut routes: Vec<_> = self.routes_of(target).collect();
+        routes.sort_by_key(|route| route.age());
+        routes
+    }
+
+    /// The routes that a waypoint follows for requests to a host of a service, oldest first and then by name; after
+    /// those of the Gateway API the VirtualServices.
+    pub(crate) fn http_routes(
+        &self,
+        host: &ArcStr,
+        target: &ObjectKey,
+        gateway: &GatewayName,
+    ) -> Vec<HttpRoute> {
+        let mut routes = self.gateway_api_routes(target, gateway);
+        routes.extend(self.virtual_routes(host, target, gateway));
+        routes
+    }
+
+    fn gateway_api_routes(&self, target: &ObjectKey, gateway: &GatewayName) -> Vec<HttpRoute> {
+        let resolved = |route: &RouteInput| {
+            let Rules::Http(rules) = &route.rules else {
+                return None;
+            };
+            let rule = |(index, rule): (usize, &RuleInput)| {
+                let mut rule = rule.resolved(self, route.attached_to(target), gateway);
+                if let Some(session) = &mut rule.session {
+                    session::name(session, &route.name, index);
+                }
+                rule
+            };
+            Some(HttpRoute {
+                name: route.name.clone(),
+                ports: route.ports(self, target)?,
+                clients: route.clients(target, gateway),
+                rules: rules.iter().enumerate().map(rule).collect(),
+                first_match: false,
+                of_service: false,
+            })
+        };
+        let routes = self.sorted_routes_of(target);
+        routes.into_iter().filter_map(resolved).collect()
+    }
+
+    /// The routes of a kind that a waypoint follows for connections to a service, oldest first and then by name.
+    pub(crate) fn stream_routes(
+        &self,
+        kind: Kind,
+        target: &ObjectKey,
+        gateway: &GatewayName,
+    ) -> Vec<StreamRoute> {
+        let resolved = |route: &RouteInput| match &route.rules {
+            Rules::Stream(stream) if route.kind == kind => Some(StreamRoute {
+                name: route.name.clone(),
+                ports: route.ports(self, target)?,
+                clients: route.clients(target, gateway),
+                ..stream.resolved(self, route.attached_to(target))
+            }),
+            _ => None,
+        };
+        let routes = self.sorted_routes_of(target);
+        routes.into_iter().filter_map(resolved).collect()
+    }
+
+    /// The services that a route is for, each with a host of it.
+    pub(crate) fn services_routed_by(&self, key: &ObjectKey) -> Vec<(ObjectKey, ArcStr)> {
+        let route = self.route(key);
+        let parents = route.into_iter().flat_map(|route| &route.parents);
+        let of_parents = parents.flat_map(|parent| {
+            let hosts = self.hosts_of(&parent.target).into_iter();
+            hosts.map(move |host| (parent.target.clone(), host))
+        });
+        let scope = route.and_then(|route| route.scope.as_ref());
+        let called = scope.into_iter().flat_map(HostScope::hosts);
+        let called = called.flat_map(|host| {
+            let records = self.records_of(host).into_iter();
+            records.map(move |(target, _)| (target.clone(), host.clone()))
+        });
+        of_parents.chain(called).collect()
+    }
+}
+
+impl Index {
+    /// Other objects may make the records of a host than before: routes that name it, or those objects, may lead
+    /// elsewhere.
+    pub(crate) fn mark_routes_naming(&mut self, host: &ArcStr) {
+        let entries = self.view.declarers(host);
+        let entries = entries.filter(|key| key.kind == Kind::ServiceEntry);
+        let leading = entries.flat_map(|entry| self.view.references.of(Edge::RouteBackend, entry));
+        let routes: Vec<_> = self
+            .view
+            .references
+            .of(Edge::RouteHost, host)
+            .chain(leading)
+            .cloned()
+            .collect();
+        for key in routes {
+            let services = self.view.services_routed_by(&key);
+            self.mark(key);
+            for (_, host) in services {
+                self.mark_only_host(host);
+            }
+        }
+    }
+
+    /// Routes have these Services as backends: the records of the routes' services change with them.
+    pub(crate) fn mark_routes_to(&mut self, backend: &ObjectKey) {
+        let routes: Vec<_> = self
+            .view
+            .references
+            .of(Edge::RouteBackend, backend)
+            .cloned()
+            .collect();
+        for route in routes {
+            let parents = self.view.route(&route).map(|route| route.parents.clone());
+            for parent in parents.into_iter().flatten() {
+                self.mark_hosts_of_object(&parent.target);
+            }
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! Routes as they apply to one of their parents.
+
+use ambit_k8s_api::ObjectKey;
+
+use crate::objects::route::input::RouteInput;
+
+/// Route as it is followed for requests to one of its parents.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttachedRoute<'a> {
+    pub(crate) route: &'a RouteInput,
+    pub(crate) parent: &'a ObjectKey,
+    /// Port of the parent that is called; any if `None`.
+    pub(crate) port: Option<u16>,
+}
+
+impl RouteInput {
+    /// Returns the route as it is followed for requests to one of its parents.
+    pub(crate) fn attached_to<'a>(&'a self, parent: &'a ObjectKey) -> AttachedRoute<'a> {
+        AttachedRoute {
+            route: self,
+            parent,
+            port: None,
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Backends of routes, resolved to services.
+
+use ambit_model::{GatewayName, NamespacedHostname};
+
+use crate::{
+    kinds::route::{attached::AttachedRoute, references::Unresolved},
+    objects::route::backends::BackendInput,
+    view::MeshView,
+};
+
+impl BackendInput {
+    /// The service that it is, and its port, for requests to a parent, at a waypoint.
+    pub(crate) fn find(
+        &self,
+        view: &MeshView,
+        route: AttachedRoute<'_>,
+        gateway: &GatewayName,
+    ) -> Result<(NamespacedHostname, u16), Unresolved> {
+        let (service, port) = self.to.find(view, route)?;
+        if let Some(subset) = &self.subset
+            && !view.has_subset(&service, gateway, subset)
+        {
+            let text = arcstr::format!(
+                "no DestinationRule that {gateway} follows for {service} has the subset {subset}"
+            );
+            return Err(Unresolved {
+                reason: "BackendNotFound",
+                text,
+            });
+        }
+        Ok((service, port))
+    }
+}

@@ -1,0 +1,58 @@
+//! Marks the objects that depend on a route.
+
+use ambit_k8s_api::ObjectKey;
+use ambit_model::ArcStr;
+
+use crate::{
+    index::{Index, change::Change},
+    objects::route::input::RouteInput,
+    relations::references::Edge,
+};
+
+/// Marks what depends on a route.
+pub(crate) fn changed(index: &mut Index, change: &Change<'_, RouteInput>) {
+    let targets = |route: Option<&RouteInput>| -> Vec<ObjectKey> {
+        let parents = route.into_iter().flat_map(|route| &route.parents);
+        parents.map(|parent| parent.target.clone()).collect()
+    };
+    let backends = |route: Option<&RouteInput>| -> Vec<ObjectKey> {
+        let targets = route.into_iter().flat_map(RouteInput::targets);
+        targets.cloned().collect()
+    };
+    let hosts = |route: Option<&RouteInput>| -> Vec<ArcStr> {
+        let hosts = route.into_iter().flat_map(RouteInput::hosts);
+        hosts.cloned().collect()
+    };
+    let (old, new) = (targets(change.old), targets(change.new));
+    // Hosts mark the routes of their services, too: the conditions of one depend on the others.
+    for target in old.iter().chain(&new) {
+        index.mark_hosts_of_object(target);
+    }
+    let key = change.key;
+    index.mark(key.clone());
+    index
+        .view
+        .references
+        .replace(Edge::RouteParent, key, old, new);
+    let (old, new) = (backends(change.old), backends(change.new));
+    for backend in old.iter().chain(&new) {
+        index.mark_destinations_of(backend);
+        if backend.kind.group() == ambit_k8s_api::ambit::GROUP {
+            // Its conditions list the routes that name it.
+            index.mark(backend.clone());
+        }
+    }
+    index
+        .view
+        .references
+        .replace(Edge::RouteBackend, key, old, new);
+    let (old, new) = (hosts(change.old), hosts(change.new));
+    for host in old.iter().chain(&new) {
+        index.mark_rules_of(host);
+        index.mark_only_host(host.clone());
+    }
+    index
+        .view
+        .references
+        .replace(Edge::RouteHost, key, old, new);
+}

@@ -1,0 +1,25 @@
+//! The waypoints of a service that routes are for.
+
+use std::collections::BTreeSet;
+
+use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
+use ambit_model::{ArcStr, GatewayName};
+
+use crate::view::MeshView;
+
+/// The waypoints of a service.
+pub(crate) fn serving(view: &MeshView, target: &ObjectKey) -> BTreeSet<GatewayName> {
+    let of_host = |host: &ArcStr| view.waypoints_serving(target, host);
+    match target.kind {
+        Kind::Service => {
+            let service = view.get::<Service>(target);
+            let host = service.map(|one| one.hostname(&view.config.cluster_domain));
+            host.iter().flat_map(of_host).collect()
+        }
+        _ => {
+            let entry = view.get::<ServiceEntry>(target).into_iter();
+            let hosts = entry.flat_map(|entry| view.hosts_won(entry));
+            hosts.flat_map(of_host).collect()
+        }
+    }
+}

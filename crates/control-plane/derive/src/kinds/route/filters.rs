@@ -1,0 +1,58 @@
+//! Filters of routes, resolved to services and other objects.
+
+use ambit_k8s_api::{HTTPFault, Kind};
+use ambit_model::{HttpFilter, HttpMirror};
+
+use crate::{
+    kinds::route::{attached::AttachedRoute, references::Unresolved},
+    objects::route::{extension::ExtensionInput, filters::FilterInput, mirrors::MirrorInput},
+    view::MeshView,
+};
+
+impl MirrorInput {
+    /// Renders the mirror for requests to a parent, if its service is there.
+    pub(crate) fn resolved(&self, view: &MeshView, route: AttachedRoute<'_>) -> Option<HttpMirror> {
+        let (service, port) = self.to.find(view, route).ok()?;
+        Some(HttpMirror {
+            service,
+            port,
+            numerator: self.share.numerator,
+            denominator: self.share.denominator,
+        })
+    }
+}
+
+/// Renders filters with their services and objects. Mirrors that cannot be found are left out.
+///
+/// # Errors
+/// If another filter cannot be found: without it no request may pass.
+pub(crate) fn resolved(
+    filters: &[FilterInput],
+    view: &MeshView,
+    route: AttachedRoute<'_>,
+) -> Result<Vec<HttpFilter>, Unresolved> {
+    let one = |filter: &FilterInput| match filter {
+        FilterInput::Known(filter) => Some(Ok(filter.clone())),
+        FilterInput::Mirror(mirror) => {
+            let mirror = mirror.resolved(view, route)?;
+            Some(Ok(HttpFilter::Mirror(mirror)))
+        }
+        FilterInput::Extension(extension) => Some(extension.find(view)),
+    };
+    filters.iter().filter_map(one).collect()
+}
+
+impl ExtensionInput {
+    /// Returns the filter that the object contains now.
+    pub(crate) fn find(&self, view: &MeshView) -> Result<HttpFilter, Unresolved> {
+        let key = &self.0;
+        let found = match key.kind {
+            Kind::HTTPFault => view.get::<HTTPFault>(key).cloned().map(HttpFilter::Fault),
+            _ => None,
+        };
+        found.ok_or_else(|| Unresolved {
+            reason: "FilterNotFound",
+            text: arcstr::format!("there is no {key} that can be used"),
+        })
+    }
+}

@@ -1,0 +1,137 @@
+//! Services that routes name, as they are now.
+//!
+//! By an object: a Service, or a ServiceEntry that has one host. Or by a host (kind `Hostname` of Istio's group): of a
+//! Service or ServiceEntry of the route's namespace, else the one that all namespaces see. A ServiceEntry of another
+//! namespace that is exported to all may be a backend, as every client may call it; a Service of another namespace
+//! needs a ReferenceGrant, whichever way it is named.
+
+use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
+use ambit_model::{ArcStr, NamespacedHostname, Visibility};
+
+use crate::{
+    kinds::route::{attached::AttachedRoute, ports::declared_ports},
+    objects::route::references::{Named, Reference},
+    view::MeshView,
+};
+
+/// Error of a reference that resolves to no service.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Unresolved {
+    /// Reason for a condition.
+    pub(crate) reason: &'static str,
+    pub(crate) text: ArcStr,
+}
+
+impl Reference {
+    /// The service that it is, and its port, for requests to a parent of the route. A parent needs no grant for requests
+    /// to itself; for requests to other parents it is a backend like any other.
+    pub(crate) fn find(
+        &self,
+        view: &MeshView,
+        AttachedRoute {
+            route,
+            parent,
+            port: called,
+        }: AttachedRoute<'_>,
+    ) -> Result<(NamespacedHostname, u16), Unresolved> {
+        let unresolved = |reason, text| Unresolved { reason, text };
+        let named = self.target.as_ref();
+        let (key, host) = match named.map_err(|why| unresolved("InvalidKind", why.clone()))? {
+            Named::Object(key) => (key, None),
+            Named::Host(host) => {
+                let found = view.record_seen_in(&route.name.namespace, host);
+                let found = found.ok_or_else(|| {
+                    let text = arcstr::format!(
+                        "{} sees no service with the host {host}",
+                        route.name.namespace
+                    );
+                    unresolved("BackendNotFound", text)
+                });
+                (found?, Some(host))
+            }
+        };
+        // Before any statement about existing objects.
+        let from = (route.kind, route.name.namespace.as_str());
+        let is_granted = || match key.kind {
+            Kind::Service => view.may_lead_to(from, key),
+            _ => view.is_seen_in(from.1, key),
+        };
+        if key != parent && !is_granted() {
+            let why = match key.kind {
+                Kind::Service => "no ReferenceGrant of the namespace lets",
+                _ => "it is not exported to all namespaces, which would let",
+            };
+            let text = arcstr::format!("{why} {} of {} refer to {key}", from.0, from.1);
+            return Err(unresolved("RefNotPermitted", text));
+        }
+        let missing = |text| unresolved("BackendNotFound", text);
+        let host = match host {
+            Some(host) => Ok(host.clone()),
+            None => view.only_host_of(key),
+        };
+        let host = host.map_err(missing)?;
+        let ports = declared_ports(view, key).unwrap_or_default();
+        let has = |number: u16| ports.iter().any(|(_, port, _)| *port == number);
+        let port = match (self.port, ports.as_slice(), called) {
+            (Some(port), ..) => port,
+            (None, [(_, port, _)], _) => *port,
+            (None, _, Some(called)) => called,
+            (None, _, None) => {
+                let text = arcstr::format!("{key} has several ports, and none is named");
+                return Err(missing(text));
+            }
+        };
+        if !has(port) {
+            return Err(missing(arcstr::format!("{key} has no port {port}")));
+        }
+        Ok((NamespacedHostname::new(key.namespace.clone(), host), port))
+    }
+
+    /// Service and port of a record: of a reference that resolves to none, the port that it names.
+    pub(crate) fn parts(
+        &self,
+        found: Result<(NamespacedHostname, u16), Unresolved>,
+    ) -> (Result<NamespacedHostname, Unresolved>, u16) {
+        match found {
+            Ok((service, port)) => (Ok(service), port),
+            Err(why) => (Err(why), self.port.unwrap_or_default()),
+        }
+    }
+}
+
+impl MeshView {
+    /// Whether a namespace sees a ServiceEntry.
+    fn is_seen_in(&self, namespace: &str, entry: &ObjectKey) -> bool {
+        let found = self.get::<ServiceEntry>(entry);
+        found.is_some_and(|found| {
+            let sees = |host: &ArcStr| {
+                let visibility = self.visibility(found, host);
+                visibility.is_some_and(|visibility| {
+                    visibility == Visibility::Public || entry.namespace == namespace
+                })
+            };
+            found.hosts.iter().all(sees)
+        })
+    }
+
+    /// The host of a Service, or of a ServiceEntry that has one and makes the record of it.
+    fn only_host_of(&self, key: &ObjectKey) -> Result<ArcStr, ArcStr> {
+        let missing = || arcstr::format!("there is no {key}");
+        if key.kind == Kind::Service {
+            let service = self.get::<Service>(key).ok_or_else(missing)?;
+            return Ok(service.hostname(&self.config.cluster_domain));
+        }
+        let entry = self.get::<ServiceEntry>(key).ok_or_else(missing)?;
+        let [host] = entry.hosts.as_slice() else {
+            return Err(arcstr::format!(
+                "{key} has several hosts: one is named by the kind Hostname"
+            ));
+        };
+        if !self.hosts_won(entry).any(|won| won == host) {
+            return Err(arcstr::format!(
+                "{key} is not the entry that {host} resolves to in its namespace"
+            ));
+        }
+        Ok(host.clone())
+    }
+}

@@ -1,0 +1,92 @@
+//! Rules of routes, resolved to the records of waypoints.
+
+use ambit_model::{GatewayName, HttpBackend, HttpFilter, HttpRouteRule};
+
+use crate::{
+    kinds::route::{attached::AttachedRoute, filters, references::Unresolved},
+    objects::route::{backends::BackendInput, input::Rules, rules::RuleInput},
+    view::MeshView,
+};
+
+impl Rules {
+    /// Returns the errors of mirrors that requests cannot go to.
+    pub(crate) fn mirror_errors(
+        &self,
+        view: &MeshView,
+        route: AttachedRoute<'_>,
+    ) -> Vec<Unresolved> {
+        let Self::Http(rules) = self else {
+            return Vec::new();
+        };
+        let errors = rules.iter().map(|rule| rule.mirror_errors(view, route));
+        errors.flatten().collect()
+    }
+
+    /// Returns the errors of filters without which requests may not pass.
+    pub(crate) fn filter_errors(&self, view: &MeshView) -> Vec<Unresolved> {
+        let Self::Http(rules) = self else {
+            return Vec::new();
+        };
+        let errors = rules.iter().map(|rule| rule.filter_errors(view));
+        errors.flatten().collect()
+    }
+}
+
+impl RuleInput {
+    /// Filters without which requests may not pass.
+    pub(crate) fn filter_errors(&self, view: &MeshView) -> Vec<Unresolved> {
+        let found = self.extensions().map(|one| one.find(view));
+        found.filter_map(Result::err).collect()
+    }
+
+    /// Mirrors that requests cannot go to.
+    pub(crate) fn mirror_errors(
+        &self,
+        view: &MeshView,
+        route: AttachedRoute<'_>,
+    ) -> Vec<Unresolved> {
+        let found = self.mirrors().map(|one| one.to.find(view, route));
+        found.filter_map(Result::err).collect()
+    }
+
+    /// Renders the rule with its backends and filters, for one of the waypoints that follow it.
+    pub(crate) fn resolved(
+        &self,
+        view: &MeshView,
+        route: AttachedRoute<'_>,
+        gateway: &GatewayName,
+    ) -> HttpRouteRule {
+        let backend = |from: &BackendInput| {
+            let filters = filters::resolved(&from.filters, view, route);
+            let (filters, missing) = split(filters);
+            let (service, port) = from.to.parts(from.find(view, route, gateway));
+            HttpBackend {
+                service: missing.map_or(service, Err).map_err(|error| error.text),
+                port,
+                subset: from.subset.clone(),
+                weight: from.weight,
+                filters,
+            }
+        };
+        let (filters, missing) = split(filters::resolved(&self.filters, view, route));
+        let unsupported = self.unsupported.as_ref().map(|one| one.text.clone());
+        HttpRouteRule {
+            name: self.name.clone(),
+            matches: self.matches.clone(),
+            filters,
+            backends: self.backends.iter().map(backend).collect(),
+            timeouts: self.timeouts,
+            retry: self.retry.clone(),
+            session: self.session.clone(),
+            unsupported: unsupported.or_else(|| missing.map(|error| error.text)),
+        }
+    }
+}
+
+/// Splits filters from the error of a missing one.
+fn split(filters: Result<Vec<HttpFilter>, Unresolved>) -> (Vec<HttpFilter>, Option<Unresolved>) {
+    match filters {
+        Ok(filters) => (filters, None),
+        Err(missing) => (Vec::new(), Some(missing)),
+    }
+}

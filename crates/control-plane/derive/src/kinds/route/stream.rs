@@ -1,0 +1,29 @@
+//! Routes of connections, resolved to the records of waypoints.
+
+use ambit_model::{StreamBackend, StreamRoute};
+
+use crate::{
+    kinds::route::attached::AttachedRoute,
+    objects::route::{backends::BackendInput, stream_rules::StreamInput},
+    view::MeshView,
+};
+
+impl StreamInput {
+    /// With its current backends for connections to a parent; without fields of the whole route.
+    pub(crate) fn resolved(&self, view: &MeshView, route: AttachedRoute<'_>) -> StreamRoute {
+        let backend = |from: &BackendInput| {
+            let (service, port) = from.to.parts(from.to.find(view, route));
+            StreamBackend {
+                service: service.map_err(|error| error.text),
+                port,
+                weight: from.weight,
+            }
+        };
+        StreamRoute {
+            hostnames: self.hostnames.clone(),
+            backends: self.backends.iter().map(backend).collect(),
+            unsupported: self.unsupported.as_ref().map(|one| one.text.clone()),
+            ..StreamRoute::default()
+        }
+    }
+}

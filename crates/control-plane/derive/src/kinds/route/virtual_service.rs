@@ -1,0 +1,262 @@
+//! VirtualServices (Istio's routes) at waypoints: their rules for HTTP become the same records as those of HTTPRoutes.
+//!
+//! They name hosts, not objects. A host belongs to a Service or a ServiceEntry. A VirtualService in the namespace of the
+//! service or of the waypoint applies to all clients; one in another namespace applies to the clients there, as HTTPRoutes
+//! do. `exportTo` lists the namespaces whose proxies follow it: the waypoint's, or that of the clients. The first rule that
+//! matches applies, the oldest VirtualService first. A service with a route of the Gateway API follows that alone.
+
+pub(crate) mod conditions;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ambit_k8s_api::{ObjectKey, VirtualService};
+use ambit_model::{ArcStr, GatewayName, HttpRoute, HttpRouteMatch, HttpRouteRule, RouteName};
+
+use crate::{
+    condition::{ConditionType, Standing, VIRTUAL_SERVICE_USED},
+    index::{Index, change::Change},
+    kinds::{
+        kind::MeshKind,
+        route::{attached::AttachedRoute, changed, ports::declared_ports},
+    },
+    objects::route::{
+        hosts::HostScope,
+        input::{RouteInput, Rules},
+        rules::{MatchScope, RuleInput},
+    },
+    pod_directory::PodDirectory,
+    relations::references::Edge,
+    view::MeshView,
+};
+
+/// Clients for which some VirtualServices apply, in their order; all clients if there is no namespace.
+#[derive(Debug)]
+struct Audience<'a> {
+    clients: Option<ArcStr>,
+    /// Whether the rules are those for all clients, of which this namespace has more.
+    is_of_all: bool,
+    services: Vec<&'a RouteInput>,
+}
+
+/// HTTPRoute or GRPCRoute of a service.
+#[derive(Debug)]
+struct Rival<'a> {
+    name: &'a RouteName,
+    clients: Option<ArcStr>,
+    /// All ports if empty.
+    ports: Vec<u16>,
+}
+
+impl MeshKind for VirtualService {
+    const CONDITIONS: &'static [ConditionType] = &[VIRTUAL_SERVICE_USED];
+
+    fn standing(view: &MeshView, _: &ObjectKey, route: &RouteInput) -> Option<Standing> {
+        conditions::of(view, route)
+    }
+
+    fn changed(index: &mut Index, change: &Change<'_, RouteInput>, _: &mut PodDirectory) {
+        changed::changed(index, change);
+        let scope = |route: Option<&RouteInput>| route.and_then(|route| route.scope.clone());
+        let (old, new) = (scope(change.old), scope(change.new));
+        let both = || old.iter().chain(&new);
+        if both().any(|scope| !scope.is_for_mesh) {
+            // Their Gateways' conditions name it.
+            index.mark_gateways();
+        }
+        // With a host its other VirtualServices are judged.
+        let hosts: BTreeSet<ArcStr> = both().flat_map(HostScope::hosts).cloned().collect();
+        for host in &hosts {
+            index.mark_only_host(host.clone());
+        }
+        let hosts = |scope: Option<&HostScope>| -> Vec<ArcStr> {
+            let scope = scope.into_iter();
+            scope.flat_map(HostScope::hosts).cloned().collect()
+        };
+        let all = (hosts(old.as_ref()), hosts(new.as_ref()));
+        index
+            .view
+            .references
+            .replace(Edge::VirtualHost, change.key, all.0, all.1);
+        let catches_all = |scope: &&HostScope| scope.has_catch_all;
+        let old = hosts(old.as_ref().filter(catches_all));
+        let new = hosts(new.as_ref().filter(catches_all));
+        index
+            .view
+            .references
+            .replace(Edge::CatchAll, change.key, old, new);
+    }
+}
+
+impl MeshView {
+    /// The HTTPRoutes and GRPCRoutes of a service, with the clients for which a waypoint follows each.
+    fn rivals(&self, target: &ObjectKey, gateway: &GatewayName) -> Vec<Rival<'_>> {
+        let http = self.routes_of(target);
+        let http = http.filter(|route| matches!(route.rules, Rules::Http(_)));
+        let rivals = http.filter_map(|route| {
+            Some(Rival {
+                name: &route.name,
+                clients: route.clients(target, gateway),
+                ports: route.ports(self, target)?,
+            })
+        });
+        rivals.collect()
+    }
+
+    /// The VirtualServices that a waypoint follows for a host of a service, by their clients.
+    fn audiences(
+        &self,
+        host: &ArcStr,
+        target: &ObjectKey,
+        gateway: &GatewayName,
+    ) -> Vec<Audience<'_>> {
+        let services = self.references.of(Edge::VirtualHost, host);
+        let services = services.filter_map(|key| self.route(key));
+        let services = services.filter(|one| one.is_followed(target, gateway));
+        let mut services: Vec<_> = services.collect();
+        services.sort_by_key(|one| one.age());
+        let (of_all, of_own): (Vec<_>, Vec<_>) = services
+            .into_iter()
+            .partition(|one| one.is_for_all(target, gateway));
+        let mut own = BTreeMap::<ArcStr, Vec<&RouteInput>>::new();
+        for one in of_own {
+            own.entry(one.namespace().clone()).or_default().push(one);
+        }
+        let scopes = of_all.iter().flat_map(|one| one.scopes());
+        let named: BTreeSet<ArcStr> = scopes.filter_map(|one| one.namespace.clone()).collect();
+        let named = named.into_iter().filter(|one| !own.contains_key(one));
+        let of_all = [None]
+            .into_iter()
+            .chain(named.map(Some))
+            .map(|clients| Audience {
+                clients,
+                is_of_all: true,
+                services: of_all.clone(),
+            });
+        let of_all: Vec<_> = of_all.collect();
+        let own = own.into_iter().map(|(namespace, services)| Audience {
+            clients: Some(namespace),
+            is_of_all: false,
+            services,
+        });
+        of_all.into_iter().chain(own).collect()
+    }
+
+    /// Records of the VirtualServices that a waypoint follows for a host of a service, oldest first and then by name.
+    pub(crate) fn virtual_routes(
+        &self,
+        host: &ArcStr,
+        target: &ObjectKey,
+        gateway: &GatewayName,
+    ) -> Vec<HttpRoute> {
+        let audiences = self.audiences(host, target, gateway);
+        if audiences.iter().all(|one| one.services.is_empty()) {
+            return Vec::new();
+        }
+        let rivals = self.rivals(target, gateway);
+        let declared = declared_ports(self, target).unwrap_or_default();
+        let mut routes = Vec::new();
+        for audience in &audiences {
+            let ports = declared.iter().map(|(_, port, _)| *port);
+            let free: Vec<u16> = ports
+                .filter(|port| audience.is_free(&rivals, *port))
+                .collect();
+            for route in &audience.services {
+                let rules = |port| self.virtual_rules(route, target, gateway, (port, audience));
+                if !route.depends_on_port() && free.len() == declared.len() {
+                    routes.extend(record(route, audience, Vec::new(), rules(None)));
+                    continue;
+                }
+                let mut alike: Vec<(Vec<HttpRouteRule>, Vec<u16>)> = Vec::new();
+                for port in &free {
+                    let rules = rules(Some(*port));
+                    match alike.iter_mut().find(|(others, _)| *others == rules) {
+                        Some((_, ports)) => ports.push(*port),
+                        None => alike.push((rules, vec![*port])),
+                    }
+                }
+                if let [(_, ports)] = alike.as_mut_slice()
+                    && ports.len() == declared.len()
+                {
+                    // All of them.
+                    ports.clear();
+                }
+                let records = alike.into_iter();
+                routes.extend(
+                    records.filter_map(|(rules, ports)| record(route, audience, ports, rules)),
+                );
+            }
+        }
+        routes
+    }
+
+    /// The rules of a VirtualService for requests to a port, of the clients of an audience.
+    fn virtual_rules(
+        &self,
+        route: &RouteInput,
+        target: &ObjectKey,
+        gateway: &GatewayName,
+        (port, audience): (Option<u16>, &Audience<'_>),
+    ) -> Vec<HttpRouteRule> {
+        let attached = AttachedRoute {
+            route,
+            parent: target,
+            port,
+        };
+        let is_within = |scope: &MatchScope| {
+            scope.port.is_none_or(|of| Some(of) == port)
+                && (scope.namespace.is_none() || scope.namespace == audience.clients)
+        };
+        let rule = |rule: &RuleInput| {
+            let scopes = rule.scopes.iter();
+            let matches: Vec<HttpRouteMatch> = scopes
+                .zip(&rule.matches)
+                .filter(|(scope, _)| is_within(scope))
+                .map(|(_, of)| of.clone())
+                .collect();
+            if matches.is_empty() && !rule.matches.is_empty() {
+                return None;
+            }
+            let resolved = rule.resolved(self, attached, gateway);
+            Some(HttpRouteRule {
+                matches,
+                ..resolved
+            })
+        };
+        route.http_rules().iter().filter_map(rule).collect()
+    }
+}
+
+impl Audience<'_> {
+    /// Whether no route of the Gateway API is followed on a port in the place of the VirtualServices.
+    fn is_free(&self, rivals: &[Rival<'_>], port: u16) -> bool {
+        let mut rivals = rivals.iter();
+        !rivals.any(|rival| {
+            rival.goes_before(self.clients.as_ref(), port)
+                || self.is_of_all && rival.goes_before(None, port)
+        })
+    }
+}
+
+impl Rival<'_> {
+    /// Whether it is followed on a port in the place of VirtualServices for some clients.
+    fn goes_before(&self, clients: Option<&ArcStr>, port: u16) -> bool {
+        self.clients.as_ref() == clients && (self.ports.is_empty() || self.ports.contains(&port))
+    }
+}
+
+/// Record of a VirtualService; `None` if none of its rules is for the clients.
+fn record(
+    route: &RouteInput,
+    audience: &Audience<'_>,
+    ports: Vec<u16>,
+    rules: Vec<HttpRouteRule>,
+) -> Option<HttpRoute> {
+    (!rules.is_empty()).then(|| HttpRoute {
+        name: route.name.clone(),
+        ports,
+        rules,
+        clients: audience.clients.clone(),
+        first_match: true,
+        of_service: audience.is_of_all && audience.clients.is_some(),
+    })
+}

@@ -1,0 +1,198 @@
+//! Condition of a VirtualService: the waypoints that follow it, and for which hosts it has no effect.
+
+use std::collections::BTreeSet;
+
+use ambit_k8s_api::ObjectKey;
+use ambit_model::{ArcStr, GatewayName};
+
+use crate::{
+    condition::{Standing, Verdict},
+    kinds::route::{attached::AttachedRoute, ports::declared_ports, references::Unresolved},
+    names::names,
+    objects::route::{hosts::HostScope, input::RouteInput, rules::RuleInput},
+    relations::references::Edge,
+    view::MeshView,
+};
+
+/// Why a host's requests are not routed by a VirtualService: a reason for the condition, and a text.
+type Obstacle = (&'static str, String);
+
+pub(crate) fn of(view: &MeshView, route: &RouteInput) -> Option<Standing> {
+    let scope = route.scope.as_ref()?;
+    if !scope.is_for_mesh {
+        let why = "spec.gateways does not contain mesh: it is for ingress and egress gateways, and has no effect on \
+                   waypoints";
+        return Some(standing(false, "NotForMesh", why.to_owned(), true));
+    }
+    if route.http_rules().is_empty() {
+        let why = "there are no rules for HTTP: it has no effect";
+        return Some(standing(false, "NoRules", why.to_owned(), true));
+    }
+    let mut gateways = BTreeSet::new();
+    let mut obstacles: Vec<Obstacle> = Vec::new();
+    for host in scope.hosts() {
+        match at_host(view, route, host) {
+            Ok(of_host) => gateways.extend(of_host),
+            Err(obstacle) => obstacles.push(obstacle),
+        }
+    }
+    let unresolved = unresolved(view, route, scope);
+    let mut texts: Vec<String> = obstacles.iter().map(|(_, text)| text.clone()).collect();
+    if !unresolved.is_empty() {
+        let why: Vec<_> = unresolved.iter().map(|one| one.text.as_str()).collect();
+        let share =
+            "their share of requests is answered with an error, and nothing is mirrored there";
+        texts.push(format!("{}; {share}", why.join("; ")));
+    }
+    let is_trouble = !texts.is_empty();
+    Some(match (names(&gateways), obstacles.first()) {
+        (Some(names), _) => {
+            texts.insert(0, format!("followed by {names}"));
+            let reason = if is_trouble { "PartiallyUsed" } else { "Used" };
+            standing(true, reason, texts.join("; "), is_trouble)
+        }
+        (None, Some((reason, _))) => standing(false, reason, texts.join("; "), true),
+        (None, None) => {
+            let why = "spec.hosts names no service: it has no effect";
+            standing(false, "HostNotFound", why.to_owned(), true)
+        }
+    })
+}
+
+fn standing(is_true: bool, reason: &'static str, message: String, is_trouble: bool) -> Standing {
+    Standing {
+        verdict: Some(Verdict {
+            is_true,
+            reason,
+            message,
+            is_trouble,
+        }),
+        ..Standing::default()
+    }
+}
+
+/// The waypoints that follow a VirtualService for a host, or why none does.
+fn at_host(
+    view: &MeshView,
+    route: &RouteInput,
+    host: &ArcStr,
+) -> Result<BTreeSet<GatewayName>, Obstacle> {
+    let mut followed = BTreeSet::new();
+    let mut obstacle: Obstacle = (
+        "HostNotFound",
+        format!("no service has the host {host}: it has no effect"),
+    );
+    for (target, _) in view.records_of(host) {
+        let gateways = view.waypoints_serving(target, host);
+        if gateways.is_empty() && obstacle.0 == "HostNotFound" {
+            let text = format!(
+                "no waypoint reaches the host {host}: the VirtualService has no effect on it"
+            );
+            obstacle = ("NoWaypoint", text);
+        }
+        for gateway in gateways {
+            match at_waypoint(view, route, host, (target, &gateway)) {
+                Ok(()) => drop(followed.insert(gateway)),
+                Err(why) => obstacle = why,
+            }
+        }
+    }
+    if followed.is_empty() {
+        return Err(obstacle);
+    }
+    Ok(followed)
+}
+
+/// Whether a waypoint follows a VirtualService for a host of a service.
+fn at_waypoint(
+    view: &MeshView,
+    route: &RouteInput,
+    host: &ArcStr,
+    (target, gateway): (&ObjectKey, &GatewayName),
+) -> Result<(), Obstacle> {
+    if !route.is_followed(target, gateway) {
+        let text = format!(
+            "exportTo does not contain {}, whose waypoint serves {host}: it has no effect there",
+            gateway.namespace
+        );
+        return Err(("NotExported", text));
+    }
+    let rivals = view.rivals(target, gateway);
+    let clients = route.clients(target, gateway);
+    let ports = declared_ports(view, target).unwrap_or_default();
+    let in_place: Vec<_> = ports
+        .iter()
+        .map(|(_, port, _)| {
+            rivals
+                .iter()
+                .find(|rival| rival.goes_before(clients.as_ref(), *port))
+        })
+        .collect();
+    if let Some(Some(rival)) = in_place.first()
+        && in_place.iter().all(Option::is_some)
+    {
+        let text = format!(
+            "{} is followed for {host} in its place, so that it has no effect: routes of the Gateway API go before \
+             VirtualServices",
+            rival.name
+        );
+        return Err(("Conflict", text));
+    }
+    let catch_alls = view.references.of(Edge::CatchAll, host);
+    let mut catch_alls = catch_alls.filter_map(|key| view.route(key));
+    let older = catch_alls.find(|one| {
+        one.age() < route.age()
+            && one.is_followed(target, gateway)
+            && one.clients(target, gateway) == clients
+    });
+    match older {
+        Some(older) => {
+            let text = format!(
+                "{} is older, and has a rule for all requests to {host}: this one has no effect on it",
+                older.name
+            );
+            Err(("Conflict", text))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Backends and mirrors that requests to its hosts cannot go to.
+fn unresolved(view: &MeshView, route: &RouteInput, scope: &HostScope) -> Vec<Unresolved> {
+    let mut all = Vec::new();
+    for host in scope.hosts() {
+        for (target, _) in view.records_of(host) {
+            for gateway in view.waypoints_serving(target, host) {
+                if route.is_followed(target, &gateway) {
+                    all.extend(of_service(view, route, target, &gateway));
+                }
+            }
+        }
+    }
+    let mut seen = BTreeSet::new();
+    all.retain(|one| seen.insert(one.text.clone()));
+    all
+}
+
+fn of_service(
+    view: &MeshView,
+    route: &RouteInput,
+    parent: &ObjectKey,
+    gateway: &GatewayName,
+) -> Vec<Unresolved> {
+    let ports = declared_ports(view, parent).unwrap_or_default();
+    let attached = ports.iter().map(|(_, port, _)| AttachedRoute {
+        route,
+        parent,
+        port: Some(*port),
+    });
+    let errors = attached.flat_map(|attached| {
+        let rules = route.http_rules();
+        let backends = rules.iter().flat_map(RuleInput::backends);
+        let backends = backends.filter_map(move |one| one.find(view, attached, gateway).err());
+        let mirrors = rules.iter();
+        let mirrors = mirrors.flat_map(move |rule| rule.mirror_errors(view, attached));
+        backends.chain(mirrors)
+    });
+    errors.collect()
+}

@@ -1,0 +1,25 @@
+//! Secrets: plugins depend on them for their credentials.
+
+use ambit_k8s_api::{ObjectKey, Secret};
+
+use crate::{
+    index::{Index, change::Change},
+    kinds::kind::MeshKind,
+    objects::secret::Credentials,
+    pod_directory::PodDirectory,
+    relations::references::Edge,
+};
+
+impl MeshKind for Secret {
+    fn changed(index: &mut Index, change: &Change<'_, Credentials>, _: &mut PodDirectory) {
+        let users: Vec<ObjectKey> = index
+            .view
+            .references
+            .of(Edge::PullSecret, change.key)
+            .cloned()
+            .collect();
+        for user in users {
+            index.mark(user);
+        }
+    }
+}

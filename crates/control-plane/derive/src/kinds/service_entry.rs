@@ -1,0 +1,322 @@
+//! Records and conditions of ServiceEntries: services, and workloads of their endpoints.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ambit_k8s_api::{ObjectKey, ServiceEntry, istio::Resolution};
+use ambit_model::{
+    self as model, ArcStr, GatewayName, HealthPolicy, LbMode, LoadBalancing, NamespacedHostname,
+    Visibility, Workload,
+};
+use ipnet::IpNet;
+
+use crate::{
+    condition::{BOUND, ConditionType, Standing, USED},
+    index::{Index, change::Change},
+    kinds::{
+        kind::{Claim, MeshKind},
+        namespace,
+        service::load_balancing,
+        workload_entry::{self, workload_of_endpoint},
+    },
+    objects::{
+        export::Export,
+        service_entry::{ServiceEntryInput, is_of_another_namespace},
+    },
+    pod_directory::PodDirectory,
+    problem::Note,
+    records::ServiceRecord,
+    relations::references::Edge,
+    view::{MeshView, exports::short_names, rendered::Rendered},
+};
+
+impl MeshKind for ServiceEntry {
+    const CONDITIONS: &'static [ConditionType] = &[BOUND, USED];
+
+    fn changed(index: &mut Index, change: &Change<'_, ServiceEntryInput>, _: &mut PodDirectory) {
+        let key = change.key;
+        let named = |entry: Option<&ServiceEntryInput>| -> Vec<IpNet> {
+            entry.into_iter().flat_map(|entry| entry.named()).collect()
+        };
+        index
+            .view
+            .addresses
+            .name(key, &named(change.old), &named(change.new));
+        let hosts = |entry: Option<&ServiceEntryInput>| -> Vec<ArcStr> {
+            entry.map(|entry| entry.hosts.clone()).unwrap_or_default()
+        };
+        let (old, new) = (hosts(change.old), hosts(change.new));
+        index
+            .view
+            .references
+            .replace(Edge::ShortName, key, short_names(&old), short_names(&new));
+        index.declare(key, old, new);
+        index.mark(key.clone());
+        for entry in change.both() {
+            index.mark_selected(&key.namespace, entry.selector.as_ref());
+        }
+        let bindings = |entry: Option<&ServiceEntryInput>| -> Vec<GatewayName> {
+            entry
+                .into_iter()
+                .flat_map(|entry| entry.gateways())
+                .collect()
+        };
+        let (old, new) = (bindings(change.old), bindings(change.new));
+        if old != new {
+            index.rebind(key, old, new);
+        }
+        let own = |entry: Option<&ServiceEntryInput>| entry.and_then(|one| one.binding.clone());
+        index.relabel(key, own(change.old).as_ref(), own(change.new).as_ref());
+        index.mark_attached_to(key);
+        index.mark_users_of_providers();
+    }
+
+    fn render(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Rendered {
+        Rendered {
+            workloads: workloads(view, key, entry),
+            conflicts: conflicts(view, key, entry),
+            ..Rendered::default()
+        }
+    }
+
+    fn standing(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Option<Standing> {
+        let attachment = view.waypoint_of_service(key);
+        let hosts = view.hosts_won(entry);
+        let serving = hosts.flat_map(|host| view.waypoints_serving(key, host));
+        Some(view.bound(attachment.as_ref(), &serving.collect()))
+    }
+
+    fn claim<'a>(
+        view: &MeshView,
+        entry: &'a ServiceEntryInput,
+        host: &ArcStr,
+    ) -> Option<Claim<'a>> {
+        let visibility = view.visibility(entry, host)?;
+        Some(Claim {
+            is_kubernetes: false,
+            created: &entry.created,
+            is_public: visibility == Visibility::Public,
+        })
+    }
+
+    fn service(view: &MeshView, entry: &ServiceEntryInput, host: &ArcStr) -> Option<ServiceRecord> {
+        let distribution = namespace::distribution(view, &entry.namespace);
+        let is_free = |net: &IpNet| taken_by(view, entry, net).is_none();
+        let mut record = entry.record(host, &view.network, distribution, is_free);
+        record.service.visibility = view.visibility(entry, host)?;
+        let aliases = view.own_trust_domain_names();
+        let is_published = |name: &ArcStr| {
+            !is_of_another_namespace(name, &entry.namespace, &view.config, |td| aliases.has(td))
+        };
+        record.service.subject_alt_names.retain(is_published);
+        Some(record)
+    }
+}
+
+fn is_prefix(net: &IpNet) -> bool {
+    net.prefix_len() != net.max_prefix_len()
+}
+
+/// The Service or pod because of which an address of an entry is not published. Of a prefix, proxies leave out what
+/// Services and pods have in it; a node's address, which is no pod's own, they cannot tell from others, so that a
+/// prefix with pods of other namespaces is published only where connections keep their destination.
+fn taken_by<'a>(
+    view: &'a MeshView,
+    entry: &ServiceEntryInput,
+    net: &IpNet,
+) -> Option<&'a ObjectKey> {
+    if !is_prefix(net) {
+        return view.owner_within(net);
+    }
+    let owner = view.owner_elsewhere(net, &entry.namespace);
+    owner.filter(|_| entry.resolution != Resolution::None)
+}
+
+/// Part of an entry's address that proxies leave out, or the reason why it is not published.
+fn conflict(view: &MeshView, entry: &ServiceEntryInput, net: &IpNet) -> Option<String> {
+    let taken = taken_by(view, entry, net);
+    if let Some(owner) = taken.filter(|_| is_prefix(net)) {
+        return Some(format!(
+            "{net} has addresses of other namespaces' pods, for instance of {owner}: it is not published"
+        ));
+    }
+    if let Some(owner) = taken {
+        return Some(format!(
+            "{} belongs to {owner}: it is not published",
+            net.addr()
+        ));
+    }
+    let owner = view.owner_within(net)?;
+    Some(format!(
+        "{net} has addresses of Services or pods, for instance of {owner}: these are reached as themselves"
+    ))
+}
+
+/// Notes on parts of an entry that have no effect because of other objects, or of the mesh's settings.
+fn conflicts(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec<Note> {
+    let endpoints = entry.endpoints.iter().enumerate();
+    let endpoints = endpoints.filter_map(|(number, endpoint)| {
+        let field = format!("spec.endpoints[{number}].address");
+        workload_entry::conflict(view, &field, endpoint)
+    });
+    let taken = entry.addresses().filter_map(|(field, net)| {
+        let message = conflict(view, entry, net)?;
+        Some(Note::new(field.clone(), message))
+    });
+    endpoints
+        .chain(taken)
+        .chain(unresolved(view, key, entry))
+        .chain(hidden(view, entry))
+        .collect()
+}
+
+/// Hosts that are not published, or to fewer namespaces than in the entry's `exportTo`.
+fn hidden(view: &MeshView, entry: &ServiceEntryInput) -> Vec<Note> {
+    let own = &entry.namespace;
+    let reserved = entry.hosts.iter().filter_map(|host| {
+        let why = view.reservation(entry, host)?;
+        let message = format!(
+            "{host} is reserved ({why}) and is not published: choose another name, or write the entry in {}",
+            view.config.root_namespace
+        );
+        Some(Note::new("spec.hosts", message))
+    });
+    let mut notes: Vec<Note> = reserved.collect();
+    let export = view.export_of(entry);
+    if entry.export.is_some_and(|requested| requested > export) {
+        let message = format!(
+            "entries of {own} are seen in {own} alone, as long as meshConfig.defaultServiceExportTo of the \
+             {} does not have \"*\"",
+            view.settings_key()
+        );
+        notes.push(Note::new("spec.exportTo", message));
+    }
+    let is_narrowed = |host: &&ArcStr| {
+        export == Export::All && view.visibility(entry, host) == Some(Visibility::Namespace)
+    };
+    let narrowed = entry.hosts.iter().filter(is_narrowed).map(|host| {
+        let message = format!(
+            "{host} is seen in {own} alone: without a dot it is a name that every namespace has for a Service of its own"
+        );
+        Note::new("spec.hosts", message)
+    });
+    notes.extend(narrowed);
+    notes
+}
+
+/// Why nothing comes of the hosts that calls name.
+fn unresolved(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Option<Note> {
+    if !entry.hosts.iter().any(|host| entry.resolves_named(host)) {
+        return None;
+    }
+    let attachment = view.waypoint_of_service(key);
+    let is_served = attachment.is_some_and(|to| to.outcome.is_ok());
+    (!is_served).then(|| {
+        let message = "hosts below a wildcard are resolved by a waypoint: without one (istio.io/use-waypoint) connections are refused";
+        Note::new("spec.resolution", message)
+    })
+}
+
+fn workloads(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec<Workload> {
+    let Some(objects) = view.objects(&key.namespace) else {
+        return Vec::new();
+    };
+    let hosts: BTreeSet<&ArcStr> = view.hosts_won(entry).collect();
+    let uid = |address: &str| {
+        view.uid(&format!(
+            "networking.istio.io/ServiceEntry/{}/{}/{address}",
+            key.namespace, key.name
+        ))
+    };
+    if entry.resolves_hosts() {
+        // A wildcard names nothing that could be resolved.
+        return hosts
+            .into_iter()
+            .filter(|host| !host.starts_with('*'))
+            .map(|host| {
+                let name = NamespacedHostname::new(key.namespace.clone(), host.clone());
+                Workload {
+                    uid: uid(host),
+                    hostname: host.clone(),
+                    workload_name: key.name.clone(),
+                    canonical_name: key.name.clone(),
+                    canonical_revision: "latest".into(),
+                    services: [(name, entry.targets(&BTreeMap::new()))].into(),
+                    ..view.base(&key.namespace, &key.name)
+                }
+            })
+            .collect();
+    }
+    if hosts.is_empty() {
+        return Vec::new();
+    }
+    let endpoints = entry.endpoints.iter();
+    endpoints
+        .map(|endpoint| {
+            let name = |host: &ArcStr| NamespacedHostname::new(key.namespace.clone(), host.clone());
+            let services = hosts
+                .iter()
+                .map(|host| (name(host), entry.targets(&endpoint.ports)))
+                .collect();
+            workload_of_endpoint(view, objects, key, uid(&endpoint.text), endpoint, services)
+        })
+        .collect()
+}
+
+impl ServiceEntryInput {
+    /// The record of one of its hosts with those of its addresses that are free, but for what depends on other
+    /// objects: `canonical` and `visibility`.
+    pub(crate) fn record(
+        &self,
+        host: &ArcStr,
+        network: &ArcStr,
+        namespace_distribution: Option<&str>,
+        is_free: impl Fn(&IpNet) -> bool,
+    ) -> ServiceRecord {
+        let (mut vips, mut cidr_vips) = (Vec::new(), Vec::new());
+        for net in self.addresses_of(host).filter(|net| is_free(net)) {
+            if net.prefix_len() == net.max_prefix_len() {
+                vips.push(model::NetworkAddress::new(network.clone(), net.addr()));
+            } else {
+                cidr_vips.push(model::CidrVip {
+                    network: network.clone(),
+                    cidr: net.trunc(),
+                });
+            }
+        }
+        let passthrough = LoadBalancing {
+            mode: LbMode::Passthrough,
+            health_policy: HealthPolicy::AllowAll,
+            ..LoadBalancing::default()
+        };
+        ServiceRecord {
+            ingress_use_waypoint: false,
+            app_protocols: self
+                .declared_ports()
+                .map(|(.., protocol)| protocol)
+                .collect(),
+            service: model::Service {
+                name: self.name.clone(),
+                namespace: self.namespace.clone(),
+                hostname: host.clone(),
+                vips,
+                cidr_vips,
+                ports: self
+                    .ports
+                    .iter()
+                    .map(|port| (port.number, port.target.unwrap_or(port.number)))
+                    .collect(),
+                subject_alt_names: self.subject_alt_names.clone(),
+                load_balancing: if self.resolution == Resolution::None {
+                    Some(passthrough)
+                } else {
+                    load_balancing(
+                        false,
+                        self.distribution.as_deref().or(namespace_distribution),
+                        HealthPolicy::OnlyHealthy,
+                    )
+                },
+                ..model::Service::default()
+            },
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Telemetry: what waypoints tell of requests and connections.
+//!
+//! A waypoint receives it merged ([`merge`]): of the root namespace, its own namespace, the namespace of the service,
+//! objects attached to its Gateway or class, and objects attached to the service; the more specific takes precedence.
+//! Of several objects for the same the oldest counts.
+
+pub(crate) mod levels;
+pub(crate) mod merge;
+pub(crate) mod providers;
+pub(crate) mod targets;
+
+use std::collections::BTreeSet;
+
+use ambit_k8s_api::{Gateway, Kind, ObjectKey, Telemetry};
+use ambit_model::{GatewayName, WaypointTelemetry};
+
+use crate::{
+    condition::{ConditionType, Standing, TELEMETRY_USED, Verdict},
+    index::{Index, change::Change},
+    kinds::kind::MeshKind,
+    names::names,
+    objects::telemetry::input::TelemetryInput,
+    pod_directory::PodDirectory,
+    problem::Note,
+    relations::references::Edge,
+    view::MeshView,
+};
+
+impl MeshKind for Telemetry {
+    const CONDITIONS: &'static [ConditionType] = &[TELEMETRY_USED];
+
+    fn changed(index: &mut Index, change: &Change<'_, TelemetryInput>, _: &mut PodDirectory) {
+        let targets = |of: Option<&TelemetryInput>| of.map(|of| of.targets.clone());
+        index.view.references.replace(
+            Edge::PolicyTarget,
+            change.key,
+            targets(change.old).unwrap_or_default(),
+            targets(change.new).unwrap_or_default(),
+        );
+        index.mark(change.key.clone());
+        index.mark_telemetry();
+    }
+
+    fn standing(view: &MeshView, key: &ObjectKey, input: &TelemetryInput) -> Option<Standing> {
+        Some(Standing {
+            verdict: Some(verdict(view, key, input)),
+            ..Standing::default()
+        })
+    }
+}
+
+/// Which waypoints follow it.
+fn verdict(view: &MeshView, key: &ObjectKey, input: &TelemetryInput) -> Verdict {
+    let mut followed: BTreeSet<GatewayName> = BTreeSet::new();
+    let mut instead = None;
+    for (gateway, scope) in view.telemetry_scopes() {
+        for level in levels::of(view, &gateway, &scope) {
+            if level.key == *key {
+                followed.insert(gateway.clone());
+            } else if level.targets == input.targets && level.key.namespace == key.namespace {
+                instead = Some(&level.key);
+            }
+        }
+    }
+    let unknown = providers::wrong(view, input);
+    let (is_true, reason, message) = match (names(&followed), instead) {
+        (Some(_), _) if !unknown.is_empty() => (false, "UnknownProvider", unknown.join("; ")),
+        (Some(names), _) => (true, "Used", format!("followed by {names}")),
+        (None, Some(other)) => (
+            false,
+            "Conflict",
+            format!("{other} is followed in its place: of several for the same the oldest counts"),
+        ),
+        (None, None) => (
+            false,
+            "NoWaypoint",
+            "no waypoint follows it: it is of no waypoint's namespace, nor of services' that one serves, nor of the root one, and is attached to none of these".to_owned(),
+        ),
+    };
+    Verdict {
+        is_true,
+        reason,
+        message,
+        is_trouble: !is_true,
+    }
+}
+
+/// Telemetry of a waypoint, and notes on parts that have no effect.
+pub(crate) fn render(
+    view: &MeshView,
+    gateway: &GatewayName,
+) -> (Vec<WaypointTelemetry>, Vec<Note>) {
+    let scopes = view.telemetry_scopes_of(gateway);
+    let mut records = Vec::new();
+    let mut notes = BTreeSet::new();
+    for scope in scopes {
+        let (record, wrong) = merge::merge(view, &levels::of(view, gateway, &scope), scope);
+        let says_anything =
+            record.tracing.is_some() || record.logs.is_some() || !record.metrics.is_empty();
+        // A scope without settings of the one around it must be explicit.
+        if says_anything || record.scope != ambit_model::TelemetryScope::Waypoint {
+            records.push(record);
+        }
+        notes.extend(wrong);
+    }
+    let notes = notes.into_iter();
+    (records, notes.map(|text| Note::new(".", text)).collect())
+}
+
+impl MeshView {
+    /// Whether there is any.
+    pub(crate) fn has_telemetry(&self) -> bool {
+        let mut all = self.all_objects();
+        all.any(|(_, objects)| !objects.all::<Telemetry>().is_empty())
+    }
+
+    fn telemetry_scopes(&self) -> Vec<(GatewayName, ambit_model::TelemetryScope)> {
+        let gateways = self
+            .all_objects()
+            .flat_map(|(_, objects)| objects.all::<Gateway>().values());
+        let waypoints = gateways.filter(|gateway| self.waypoint(&gateway.name).is_some());
+        let scopes = waypoints.flat_map(|gateway| {
+            let scopes = self.telemetry_scopes_of(&gateway.name).into_iter();
+            scopes.map(|scope| (gateway.name.clone(), scope))
+        });
+        scopes.collect()
+    }
+
+    /// The scopes for which a waypoint receives settings of their own.
+    fn telemetry_scopes_of(&self, gateway: &GatewayName) -> Vec<ambit_model::TelemetryScope> {
+        use ambit_model::{NamespacedHostname, TelemetryScope};
+        let mut scopes = vec![TelemetryScope::Waypoint];
+        for (namespace, objects) in self.all_objects() {
+            let all = objects.all::<Telemetry>();
+            let is_served =
+                *namespace == gateway.namespace || self.serves_services(gateway, namespace).is_ok();
+            if all.is_empty() || !is_served {
+                continue;
+            }
+            let is_elsewhere =
+                *namespace != gateway.namespace && *namespace != self.config.root_namespace;
+            if is_elsewhere && all.values().any(|one| one.targets.is_empty()) {
+                scopes.push(TelemetryScope::Namespace(namespace.clone()));
+            }
+            let targets = all.values().flat_map(|one| &one.targets);
+            for target in targets {
+                let hosts = self.hosts_of(target).into_iter();
+                scopes.extend(hosts.map(|host| {
+                    TelemetryScope::Service(NamespacedHostname::new(namespace.clone(), host))
+                }));
+            }
+        }
+        scopes.sort_unstable();
+        scopes.dedup();
+        scopes
+    }
+}
+
+impl Index {
+    /// All telemetry records must be rendered anew.
+    pub(crate) fn mark_telemetry(&mut self) {
+        let all: Vec<ObjectKey> = self
+            .view
+            .all_objects()
+            .flat_map(|(_, objects)| objects.all::<Telemetry>().values())
+            .map(|one| one.key.clone())
+            .collect();
+        for key in all {
+            self.mark(key);
+        }
+        self.mark_gateways();
+    }
+
+    /// The same, if an object's hosts or waypoint matter for it.
+    pub(crate) fn mark_telemetry_of(&mut self, target: &ObjectKey) {
+        let is_named = {
+            let mut policies = self.view.references.of(Edge::PolicyTarget, target);
+            policies.any(|policy| policy.kind == Kind::Telemetry)
+        };
+        if is_named {
+            self.mark_telemetry();
+        }
+    }
+}

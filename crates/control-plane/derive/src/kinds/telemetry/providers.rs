@@ -1,0 +1,205 @@
+//! What the mesh's providers are: who gets spans, who gets lines, and how these look.
+
+use std::time::Duration;
+
+use ambit_model::{ArcStr, OtlpCollector, TelemetryFormat, TelemetryLog};
+use ambit_observation::Format;
+use serde_json::{Map, Value};
+
+use crate::{objects::telemetry::input::TelemetryInput, view::MeshView};
+
+/// The provider of the waypoint's own log, which every mesh has.
+pub(crate) const OWN_LOG: &str = "envoy";
+/// The provider of metrics that every mesh has.
+const PROMETHEUS: &str = "prometheus";
+/// Where OTLP over gRPC is by its own convention, and over HTTP.
+const TRACES_PATH: &str = "/v1/traces";
+
+/// A log with all but its filter.
+pub(crate) struct Logger(pub(crate) TelemetryLog);
+
+/// The providers that an object names and that cannot be used, and why.
+pub(crate) fn wrong(view: &MeshView, of: &TelemetryInput) -> Vec<String> {
+    let tracers = of.tracing.iter().flat_map(|part| &part.providers);
+    let tracers = tracers.filter_map(|name| tracer(view, name).err());
+    let loggers = of.logs.iter().flat_map(|part| &part.providers);
+    let loggers = loggers.filter_map(|name| logger(view, name).err());
+    let metrics = of.metrics.iter().flat_map(|part| &part.providers);
+    let metrics = metrics.filter_map(|name| is_prometheus(view, name).err());
+    let mut all: Vec<_> = tracers.chain(loggers).chain(metrics).collect();
+    all.dedup();
+    all
+}
+
+fn unknown(name: &str) -> String {
+    format!("meshConfig.extensionProviders has no provider {name}: references to it have no effect")
+}
+
+fn of_another_kind(name: &str, kind: &str, what: &str) -> String {
+    format!("the provider {name} is of the kind {kind}, which is not supported for {what}")
+}
+
+/// Collector that receives spans.
+pub(crate) fn tracer(view: &MeshView, name: &str) -> Result<OtlpCollector, String> {
+    let provider = view.extension_provider(name).ok_or_else(|| unknown(name))?;
+    if provider.kind != "opentelemetry" {
+        return Err(of_another_kind(
+            name,
+            &provider.kind,
+            "tracing: opentelemetry is",
+        ));
+    }
+    collector(view, name, &provider.settings)
+}
+
+/// Destination of log lines.
+pub(crate) fn logger(view: &MeshView, name: &str) -> Result<Logger, String> {
+    let of_mesh = view
+        .settings()
+        .and_then(|one| one.telemetry.access_log.clone());
+    let log = |collector, name: &str, format| {
+        Logger(TelemetryLog {
+            collector,
+            name: name.into(),
+            format,
+            filter: None,
+        })
+    };
+    let Some(provider) = view.extension_provider(name) else {
+        return match name {
+            OWN_LOG => Ok(log(None, name, of_mesh.unwrap_or_default())),
+            _ => Err(unknown(name)),
+        };
+    };
+    let settings = &provider.settings;
+    match provider.kind.as_str() {
+        "envoyFileAccessLog" => {
+            let path = settings
+                .get("path")
+                .and_then(Value::as_str)
+                .unwrap_or("/dev/stdout");
+            if path != "/dev/stdout" {
+                return Err(format!(
+                    "the provider {name} writes to {path}: waypoints write to /dev/stdout alone"
+                ));
+            }
+            let format = format(name, settings)?;
+            let format = format.or(of_mesh).unwrap_or_default();
+            Ok(log(None, name, format))
+        }
+        "envoyOtelAls" => {
+            let to = collector(view, name, settings)?;
+            let log_name = settings.get("logName").and_then(Value::as_str);
+            let format = format(name, settings)?.unwrap_or_default();
+            Ok(log(
+                Some(to),
+                log_name.unwrap_or("otel_envoy_accesslog"),
+                format,
+            ))
+        }
+        kind => Err(of_another_kind(
+            name,
+            kind,
+            "access logs: envoyFileAccessLog and envoyOtelAls are",
+        )),
+    }
+}
+
+/// Whether metrics are for a provider.
+pub(crate) fn is_prometheus(view: &MeshView, name: &str) -> Result<(), String> {
+    match view.extension_provider(name) {
+        Some(provider) if provider.kind == PROMETHEUS => Ok(()),
+        Some(provider) => Err(of_another_kind(
+            name,
+            &provider.kind,
+            "metrics: prometheus is",
+        )),
+        None if name == PROMETHEUS => Ok(()),
+        None => Err(unknown(name)),
+    }
+}
+
+fn collector(
+    view: &MeshView,
+    name: &str,
+    settings: &Map<String, Value>,
+) -> Result<OtlpCollector, String> {
+    let wrong = |what: &str| format!("the provider {name}: {what}");
+    let service = settings.get("service").and_then(Value::as_str);
+    let service = service.ok_or_else(|| wrong("service is missing"))?;
+    let port = settings.get("port").and_then(Value::as_u64);
+    let port = port
+        .and_then(|port| u16::try_from(port).ok())
+        .filter(|port| *port > 0);
+    let http = settings.get("http").filter(|http| !http.is_null());
+    let grpc = settings.get("grpc").filter(|grpc| !grpc.is_null());
+    let more = http.or(grpc);
+    let path = http.map(|http| {
+        http.get("path")
+            .and_then(Value::as_str)
+            .unwrap_or(TRACES_PATH)
+    });
+    if path.is_some_and(|path| !path.starts_with('/')) {
+        return Err(wrong("http.path does not begin with /"));
+    }
+    let timeout = more
+        .and_then(|more| more.get("timeout"))
+        .and_then(Value::as_str);
+    let headers = http
+        .and_then(|http| http.get("headers"))
+        .or_else(|| grpc?.get("initialMetadata"));
+    let headers = headers.and_then(Value::as_array);
+    let mut sent = Vec::new();
+    for header in headers.into_iter().flatten() {
+        let text = |field: &str| header.get(field).and_then(Value::as_str).map(str::to_owned);
+        let name = text("name").ok_or_else(|| wrong("a header has no name"))?;
+        let value = text("value").or_else(|| text("envName").map(|_| String::new()));
+        if text("envName").is_some() {
+            return Err(wrong("headers from the environment are not supported"));
+        }
+        sent.push((
+            ArcStr::from(name.to_ascii_lowercase()),
+            ArcStr::from(value.unwrap_or_default()),
+        ));
+    }
+    Ok(OtlpCollector {
+        service: view.callee(service).map_err(|why| wrong(&why))?,
+        port: port.ok_or_else(|| wrong("port is missing, or is none"))?,
+        http_path: path.map(ArcStr::from),
+        timeout: match timeout {
+            None => None,
+            Some(text) => {
+                Some(seconds(text).ok_or_else(|| wrong("timeout is no time, such as 3s"))?)
+            }
+        },
+        headers: sent,
+    })
+}
+
+fn seconds(text: &str) -> Option<Duration> {
+    let (number, unit) = match text.strip_suffix("ms") {
+        Some(number) => (number, 0.001),
+        None => (text.strip_suffix('s')?, 1.0),
+    };
+    let seconds: f64 = number.parse().ok()?;
+    Duration::try_from_secs_f64(seconds * unit)
+        .ok()
+        .filter(|time| !time.is_zero())
+}
+
+/// Log format of a provider, if set.
+fn format(name: &str, settings: &Map<String, Value>) -> Result<Option<TelemetryFormat>, String> {
+    let Some(format) = settings.get("logFormat").filter(|format| !format.is_null()) else {
+        return Ok(None);
+    };
+    let wrong = |error| format!("the provider {name}: logFormat: {error}");
+    if let Some(text) = format.get("text").and_then(Value::as_str) {
+        Format::text(text).map_err(wrong)?;
+        return Ok(Some(TelemetryFormat::Text(text.into())));
+    }
+    let Some(labels) = format.get("labels") else {
+        return Ok(None);
+    };
+    Format::json(labels).map_err(wrong)?;
+    Ok(Some(TelemetryFormat::Json(labels.to_string().into())))
+}

@@ -1,0 +1,58 @@
+//! Objects that have no effect here: a waypoint's Gateway reports their objects.
+
+use std::collections::BTreeSet;
+
+use ambit_k8s_api::{EnvoyFilter, Kind, VirtualService};
+use ambit_model::{ArcStr, GatewayName};
+
+use crate::{
+    index::{Index, change::Change},
+    kinds::kind::MeshKind,
+    names::listed,
+    objects::{Objects, route::virtual_service},
+    pod_directory::PodDirectory,
+    problem::Note,
+    relations::references::Edge,
+    view::MeshView,
+};
+
+impl MeshKind for EnvoyFilter {
+    fn changed(index: &mut Index, _: &Change<'_, ()>, _: &mut PodDirectory) {
+        index.mark_gateways();
+    }
+}
+
+/// All such objects in a namespace, as text: EnvoyFilters, and VirtualServices that are for gateways alone.
+fn present(namespace: &str, objects: &Objects) -> Vec<String> {
+    let filters = objects.all::<EnvoyFilter>().keys();
+    let filters = filters.map(|name| (Kind::EnvoyFilter, name));
+    let routes = objects.all::<VirtualService>().iter();
+    let routes = routes.filter(|(_, route)| !virtual_service::is_for_mesh(route));
+    let routes = routes.map(|(name, _)| (Kind::VirtualService, name));
+    let all = filters.chain(routes);
+    all.map(|(kind, name)| format!("{kind} {namespace}/{name}"))
+        .collect()
+}
+
+/// Note on a waypoint's Gateway: objects in its namespace, in the root namespace, and in those whose labels, or whose
+/// services' labels, name it. Whether one of them means this waypoint in particular is not read.
+pub(crate) fn note(view: &MeshView, gateway: &GatewayName) -> Option<Note> {
+    let mut namespaces: BTreeSet<&ArcStr> =
+        [&gateway.namespace, &view.config.root_namespace].into();
+    for key in view.references.of(Edge::Bound, gateway) {
+        match key.kind {
+            // They come and go, and are of a namespace that is named or has such services.
+            Kind::Pod => {}
+            Kind::Namespace => drop(namespaces.insert(&key.name)),
+            _ => drop(namespaces.insert(&key.namespace)),
+        }
+    }
+    let of = |namespace: &&ArcStr| Some(present(namespace, view.objects(namespace)?));
+    let all: Vec<_> = namespaces.iter().filter_map(of).flatten().collect();
+    let message = format!(
+        "{}: such objects have no effect on waypoints; use HTTPRoute and its like, DestinationRule, and AuthorizationPolicy with \
+         targetRefs",
+        listed(&all)?
+    );
+    Some(Note::new(".", message))
+}

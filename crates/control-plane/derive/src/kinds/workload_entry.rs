@@ -1,0 +1,199 @@
+//! Workload entries: each is a workload outside Kubernetes; and the endpoints that service entries list, which
+//! are written alike.
+
+use std::collections::BTreeSet;
+
+use ambit_k8s_api::{ObjectKey, Service, ServiceEntry, WorkloadEntry, labels};
+use ambit_model::{ArcStr, NamespacedHostname, NetworkMode, Protocol, Workload, WorkloadUid};
+use ipnet::IpNet;
+
+use crate::{
+    condition::{BOUND_ENTRY, ConditionType, Standing, USED},
+    index::{Index, change::Change},
+    kinds::{authorization_policy::policies_for, kind::MeshKind},
+    labels::selects,
+    objects::{
+        Objects,
+        binding::Binding,
+        workload_entry::{Address, EndpointInput, WorkloadEntryInput},
+    },
+    pod_directory::PodDirectory,
+    problem::Note,
+    view::{
+        MeshView,
+        attachment::{Obstacle, Origin},
+        rendered::Rendered,
+        workloads::{Services, canonical},
+    },
+};
+
+impl MeshKind for WorkloadEntry {
+    const CONDITIONS: &'static [ConditionType] = &[BOUND_ENTRY, USED];
+
+    fn changed(index: &mut Index, change: &Change<'_, WorkloadEntryInput>, _: &mut PodDirectory) {
+        let named = |entry: Option<&WorkloadEntryInput>| -> Vec<IpNet> {
+            let ip = entry.and_then(|entry| entry.endpoint.ip());
+            ip.map(IpNet::from).into_iter().collect()
+        };
+        let key = change.key;
+        index
+            .view
+            .addresses
+            .name(key, &named(change.old), &named(change.new));
+        let binding = |entry: Option<&WorkloadEntryInput>| {
+            entry.and_then(|entry| Binding::of(&entry.endpoint.labels, &entry.namespace))
+        };
+        let (old, new) = (binding(change.old), binding(change.new));
+        index.bind(key, old.as_ref(), new.as_ref());
+        let labels =
+            |entry: Option<&WorkloadEntryInput>| entry.map(|entry| entry.endpoint.labels.clone());
+        let (before, after) = (labels(change.old), labels(change.new));
+        index.mark_subsets(&key.namespace, before.as_ref(), after.as_ref());
+        for entry in change.both() {
+            index.mark_gateway_of_account(&key.namespace, &entry.endpoint.service_account);
+        }
+        index.mark(key.clone());
+    }
+
+    fn standing(view: &MeshView, key: &ObjectKey, entry: &WorkloadEntryInput) -> Option<Standing> {
+        let labels = &entry.endpoint.labels;
+        let attachment = view.waypoint_of_workload(key, labels, None);
+        // A waypoint for services that only its namespace names is no problem.
+        let attachment = attachment
+            .filter(|one| one.origin == Origin::Own || one.outcome != Err(Obstacle::NotServed));
+        Some(view.bound(attachment.as_ref(), &BTreeSet::new()))
+    }
+
+    fn render(view: &MeshView, key: &ObjectKey, entry: &WorkloadEntryInput) -> Rendered {
+        Rendered {
+            workloads: workload(view, key, entry).into_iter().collect(),
+            conflicts: conflict(view, "spec.address", &entry.endpoint)
+                .into_iter()
+                .collect(),
+            ..Rendered::default()
+        }
+    }
+}
+
+/// The pod whose address an endpoint outside Kubernetes names.
+fn pod_at<'a>(view: &'a MeshView, endpoint: &EndpointInput) -> Option<&'a ObjectKey> {
+    let is_here = endpoint
+        .network
+        .as_ref()
+        .is_none_or(|network| *network == view.network);
+    view.pod_at(&endpoint.ip().filter(|_| is_here)?)
+}
+
+/// The workload of an endpoint outside Kubernetes.
+pub(crate) fn workload_of_endpoint(
+    view: &MeshView,
+    objects: &Objects,
+    key: &ObjectKey,
+    uid: WorkloadUid,
+    endpoint: &EndpointInput,
+    services: Services,
+) -> Workload {
+    let (namespace, name) = (&key.namespace, &key.name);
+    let workload_name = endpoint
+        .labels
+        .get(labels::WORKLOAD_NAME)
+        .filter(|name| !name.is_empty())
+        .map_or_else(|| name.clone(), ArcStr::from);
+    let (canonical_name, canonical_revision) = canonical(&endpoint.labels, &workload_name);
+    let base = view.base(namespace, name);
+    // A pod's address stays the pod's: an entry that has it, too, is found through services only, and has no tunnel,
+    // which would reach the pod under the identity of a waypoint.
+    let is_pods = pod_at(view, endpoint).is_some();
+    let native_tunnel = endpoint.native_tunnel && !is_pods;
+    let mut workload = Workload {
+        uid,
+        workload_ips: match &endpoint.address {
+            Address::Ip(ip) => vec![*ip],
+            Address::Host(_) => Vec::new(),
+        },
+        hostname: match &endpoint.address {
+            Address::Ip(_) => ArcStr::new(),
+            Address::Host(host) => host.clone(),
+        },
+        network: endpoint
+            .network
+            .clone()
+            .unwrap_or_else(|| base.network.clone()),
+        protocol: if native_tunnel {
+            Protocol::Hbone
+        } else {
+            Protocol::Tcp
+        },
+        native_tunnel,
+        service_account: endpoint.service_account.clone(),
+        workload_name,
+        canonical_name,
+        canonical_revision,
+        network_mode: if is_pods {
+            NetworkMode::HostNetwork
+        } else {
+            NetworkMode::Standard
+        },
+        authorization_policies: policies_for(view, namespace, objects, &endpoint.labels),
+        locality: endpoint.locality.clone(),
+        capacity: endpoint.capacity,
+        services,
+        ..base
+    };
+    let attachment = view.waypoint_of_workload(key, &endpoint.labels, None);
+    view.attach(&mut workload, attachment.as_ref());
+    workload
+}
+
+/// Whether the address of an endpoint is a pod's.
+pub(crate) fn conflict(view: &MeshView, field: &str, endpoint: &EndpointInput) -> Option<Note> {
+    let pod = pod_at(view, endpoint)?;
+    let message = format!(
+        "{:?} is the address of {pod}: services have it as an endpoint in plaintext, but the address itself stays the pod's",
+        endpoint.text
+    );
+    Some(Note::new(field, message))
+}
+
+impl MeshView {
+    /// How the workload of an entry is called in WDS.
+    pub(crate) fn uid_of_entry(&self, namespace: &str, name: &str) -> WorkloadUid {
+        self.uid(&format!(
+            "networking.istio.io/WorkloadEntry/{namespace}/{name}"
+        ))
+    }
+}
+
+fn workload(view: &MeshView, key: &ObjectKey, input: &WorkloadEntryInput) -> Option<Workload> {
+    let objects = view.objects(&key.namespace)?;
+    let endpoint = &input.endpoint;
+    let mut services = Services::new();
+    for service in objects.all::<Service>().values() {
+        if service
+            .selector
+            .as_ref()
+            .is_some_and(|selector| selects(selector, &endpoint.labels))
+            && view.may_serve(&key.namespace, &service.name, None)
+        {
+            let host = service.hostname(&view.config.cluster_domain);
+            let name = NamespacedHostname::new(key.namespace.clone(), host);
+            services.insert(name, service.targets_elsewhere(&endpoint.ports));
+        }
+    }
+    for service in objects.all::<ServiceEntry>().values() {
+        if service
+            .selector
+            .as_ref()
+            .is_some_and(|selector| selects(selector, &endpoint.labels))
+        {
+            for host in view.hosts_won(service) {
+                let name = NamespacedHostname::new(key.namespace.clone(), host.clone());
+                services.insert(name, service.targets(&endpoint.ports));
+            }
+        }
+    }
+    let uid = view.uid_of_entry(&key.namespace, &key.name);
+    Some(workload_of_endpoint(
+        view, objects, key, uid, endpoint, services,
+    ))
+}

@@ -1,0 +1,106 @@
+//! Objects as the mesh stores them: one file a kind, with its input and how that is read, and the table of them, made
+//! from the list in `ambit_k8s_api`. A kind that is listed there and has no file here does not compile.
+
+pub(crate) mod authorization_policy;
+pub(crate) mod backend_tls_policy;
+pub(crate) mod binding;
+pub(crate) mod config_map;
+pub(crate) mod destination_rule;
+pub(crate) mod durations;
+pub(crate) mod endpoint_slice;
+pub(crate) mod export;
+pub(crate) mod gateway;
+pub(crate) mod gateway_address;
+pub(crate) mod gateway_class;
+pub(crate) mod http_fault;
+pub(crate) mod inbound_binding;
+pub(crate) mod key_source;
+pub(crate) mod namespace;
+pub(crate) mod node;
+pub(crate) mod others;
+pub(crate) mod peer_authentication;
+pub(crate) mod pod;
+pub(crate) mod rate_limit;
+pub(crate) mod readable;
+pub(crate) mod reference_grant;
+pub(crate) mod replaced;
+pub(crate) mod request_authentication;
+pub(crate) mod root_certificates;
+pub(crate) mod route;
+pub(crate) mod secret;
+pub(crate) mod serves;
+pub(crate) mod service;
+pub(crate) mod service_entry;
+pub(crate) mod share;
+pub(crate) mod targets;
+pub(crate) mod telemetry;
+pub(crate) mod trust_domain_names;
+pub(crate) mod unread;
+pub(crate) mod wasm_plugin;
+pub(crate) mod workload_entry;
+
+use std::collections::BTreeMap;
+
+use ambit_k8s_api::{
+    AuthorizationPolicy, BackendTLSPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice,
+    EnvoyFilter, GRPCRoute, Gateway, GatewayClass, HTTPFault, HTTPRoute, Kind, Namespace, Node,
+    ObjectKey, PeerAuthentication, Pod, RateLimit, ReferenceGrant, RequestAuthentication, Secret,
+    Service, ServiceAccount, ServiceEntry, TCPRoute, TLSRoute, Telemetry, VirtualService,
+    WasmPlugin, WorkloadEntry,
+};
+use ambit_model::ArcStr;
+
+use readable::Readable;
+
+/// Kind with its place among the objects of a namespace.
+pub(crate) trait Stored: Readable {
+    /// Objects of the kind, by name.
+    fn of(objects: &Objects) -> &BTreeMap<ArcStr, Self::Input>;
+
+    /// Objects of the kind, by name, to be changed.
+    fn of_mut(objects: &mut Objects) -> &mut BTreeMap<ArcStr, Self::Input>;
+}
+
+macro_rules! table {
+    ($($kind:ident, $namespaced:literal, $definition:ident, $doc:literal;)*) => {
+        /// Inputs of the objects of one namespace, by name; in the namespace without a name, of those that are in
+        /// none.
+        #[derive(Debug, Default)]
+        pub(crate) struct Objects {
+            $($kind: BTreeMap<ArcStr, <$kind as Readable>::Input>,)*
+        }
+
+        impl Objects {
+            /// Keys of all objects.
+            pub(crate) fn keys(&self, namespace: &ArcStr) -> Vec<ObjectKey> {
+                let mut keys = Vec::new();
+                $(
+                    let names = self.$kind.keys();
+                    keys.extend(names.map(|name| {
+                        ObjectKey::new(Kind::$kind, namespace.clone(), name.clone())
+                    }));
+                )*
+                keys
+            }
+        }
+
+        $(impl Stored for $kind {
+            fn of(objects: &Objects) -> &BTreeMap<ArcStr, Self::Input> {
+                &objects.$kind
+            }
+
+            fn of_mut(objects: &mut Objects) -> &mut BTreeMap<ArcStr, Self::Input> {
+                &mut objects.$kind
+            }
+        })*
+    };
+}
+
+ambit_k8s_api::for_each_kind!(table);
+
+impl Objects {
+    /// Objects of a kind, by name.
+    pub(crate) fn all<K: Stored>(&self) -> &BTreeMap<ArcStr, K::Input> {
+        K::of(self)
+    }
+}

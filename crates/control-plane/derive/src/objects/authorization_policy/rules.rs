@@ -1,0 +1,350 @@
+//! One rule of an AuthorizationPolicy, as node proxies evaluate it.
+//!
+//! Node proxies see connections only. Of an ALLOW policy, a rule that has a part about requests is left out whole, so
+//! that it never allows more than was written. Of a DENY policy such parts are dropped and the rest of the same match
+//! kept, so that it denies more rather than less; where nothing is left of a clause, the rule can have no effect here,
+//! which a note reports.
+//!
+//! Whatever cannot be understood is an error of the whole policy: an entry that is skipped could widen
+//! it.
+
+use ambit_k8s_api::istio::{Condition, Operation, Rule as PolicyRule, RuleFrom, RuleTo, Source};
+use ambit_model::{Action, ArcStr, Clause, Match, Rule, StringMatch};
+
+use crate::{
+    objects::{
+        authorization_policy::values::{list, matches_nobody, names, net, port, service_account},
+        trust_domain_names::TrustDomainNames,
+    },
+    problem::{FieldError, Note},
+};
+
+/// Conversion of a rule: usually to one rule, to several where sources had to be taken apart, to none where the rule is
+/// about requests. Principals of the mesh's trust domain are expanded to all `names` of it.
+pub(crate) fn convert(
+    rule: &PolicyRule,
+    action: Action,
+    namespace: &ArcStr,
+    names: &TrustDomainNames,
+    at: &str,
+    notes: &mut Vec<Note>,
+) -> Result<Vec<Rule>, FieldError> {
+    let mut converter = Converter {
+        namespace,
+        names,
+        notes,
+        l7: Vec::new(),
+    };
+    let to = converter.operations(&rule.to, at)?;
+    let from = converter.sources(&rule.from, at)?;
+    let when = converter.conditions(&rule.when, at)?;
+    let l7 = converter.l7;
+    if action == Action::Allow && !l7.is_empty() {
+        let message = format!(
+            "{} can only be evaluated by a waypoint: this rule allows nothing here",
+            l7.join(", ")
+        );
+        notes.push(Note::new(at, message));
+        return Ok(Vec::new());
+    }
+    let dead = |clause: &Clause| clause.iter().all(Match::is_empty);
+    let no_effect = to.iter().chain(&when).any(dead)
+        || from
+            .as_ref()
+            .is_some_and(|from| from.iter().flatten().all(dead));
+    if !l7.is_empty() {
+        let fields = l7.join(", ");
+        notes.push(Note::new(
+            at,
+            if no_effect {
+                format!("{fields} can only be evaluated by a waypoint: this rule denies nothing here")
+            } else {
+                format!("{fields} can only be evaluated by a waypoint: without it this rule denies more here")
+            },
+        ));
+    }
+    let common = |from: Vec<Clause>| -> Rule {
+        to.clone()
+            .into_iter()
+            .chain(from)
+            .chain(when.clone())
+            .collect()
+    };
+    Ok(match from {
+        None => vec![common(Vec::new())],
+        // Sources that are one match each are one clause.
+        Some(sources) if sources.iter().all(|clauses| clauses.len() == 1) => {
+            vec![common(vec![
+                sources.into_iter().flatten().flatten().collect(),
+            ])]
+        }
+        // A source that takes several clauses needs a rule of its own.
+        Some(sources) => sources.into_iter().map(common).collect(),
+    })
+}
+
+struct Converter<'a> {
+    namespace: &'a ArcStr,
+    names: &'a TrustDomainNames,
+    notes: &'a mut Vec<Note>,
+    /// Fields about requests that were met.
+    l7: Vec<String>,
+}
+
+impl Converter<'_> {
+    fn operations(&mut self, to: &[RuleTo], at: &str) -> Result<Option<Clause>, FieldError> {
+        if to.is_empty() {
+            return Ok(None);
+        }
+        let at = format!("{at}.to");
+        let mut clause = Clause::new();
+        for (index, one) in to.iter().enumerate() {
+            let at = format!("{at}[{index}].operation");
+            let operation = one
+                .operation
+                .as_ref()
+                .filter(|operation| **operation != Operation::default())
+                .ok_or_else(|| {
+                    FieldError::new(
+                        &at,
+                        "must name at least one of ports, hosts, methods, paths",
+                    )
+                })?;
+            let Operation {
+                hosts,
+                not_hosts,
+                ports,
+                not_ports,
+                methods,
+                not_methods,
+                paths,
+                not_paths,
+            } = operation;
+            for (name, values) in [
+                ("hosts", hosts),
+                ("notHosts", not_hosts),
+                ("methods", methods),
+                ("notMethods", not_methods),
+                ("paths", paths),
+                ("notPaths", not_paths),
+            ] {
+                self.request_field(values, &format!("{at}.{name}"))?;
+            }
+            clause.push(Match {
+                destination_ports: list(ports, &format!("{at}.ports"), port)?,
+                not_destination_ports: list(not_ports, &format!("{at}.notPorts"), port)?,
+                ..Match::default()
+            });
+        }
+        Ok(Some(clause))
+    }
+
+    /// For each source the clauses that must all hold.
+    fn sources(
+        &mut self,
+        from: &[RuleFrom],
+        at: &str,
+    ) -> Result<Option<Vec<Vec<Clause>>>, FieldError> {
+        if from.is_empty() {
+            return Ok(None);
+        }
+        let at = format!("{at}.from");
+        let mut sources = Vec::new();
+        for (index, one) in from.iter().enumerate() {
+            let at = format!("{at}[{index}].source");
+            let source = one
+                .source
+                .as_ref()
+                .filter(|source| **source != Source::default())
+                .ok_or_else(|| {
+                    FieldError::new(
+                        &at,
+                        "must name at least one of principals, namespaces, ipBlocks, …",
+                    )
+                })?;
+            sources.push(self.source(source, &at)?);
+        }
+        Ok(Some(sources))
+    }
+
+    fn source(&mut self, source: &Source, at: &str) -> Result<Vec<Clause>, FieldError> {
+        let field = |name: &str| format!("{at}.{name}");
+        for (name, values) in [
+            ("requestPrincipals", &source.request_principals),
+            ("notRequestPrincipals", &source.not_request_principals),
+            ("remoteIpBlocks", &source.remote_ip_blocks),
+            ("notRemoteIpBlocks", &source.not_remote_ip_blocks),
+        ] {
+            self.request_field(values, &field(name))?;
+        }
+        let account = |text: &str| service_account(text, self.namespace);
+        let mut matched = Match {
+            principals: self.principals(&source.principals, &field("principals"))?,
+            not_principals: self.principals(&source.not_principals, &field("notPrincipals"))?,
+            namespaces: self.names(&source.namespaces, &field("namespaces"))?,
+            not_namespaces: self.names(&source.not_namespaces, &field("notNamespaces"))?,
+            service_accounts: list(&source.service_accounts, &field("serviceAccounts"), account)?,
+            not_service_accounts: list(
+                &source.not_service_accounts,
+                &field("notServiceAccounts"),
+                account,
+            )?,
+            source_ips: list(&source.ip_blocks, &field("ipBlocks"), net)?,
+            not_source_ips: list(&source.not_ip_blocks, &field("notIpBlocks"), net)?,
+            ..Match::default()
+        };
+        let domains = list(&source.trust_domains, &field("trustDomains"), trust_domain)?;
+        // None of these and none of those: one list.
+        matched.not_principals.extend(list(
+            &source.not_trust_domains,
+            &field("notTrustDomains"),
+            trust_domain,
+        )?);
+        if domains.is_empty() || matched.principals.is_empty() {
+            matched.principals.extend(domains);
+            return Ok(vec![vec![matched]]);
+        }
+        // One of these and one of those: two lists.
+        let of_domains = Match {
+            principals: domains,
+            ..Match::default()
+        };
+        Ok(vec![vec![matched], vec![of_domains]])
+    }
+
+    fn conditions(&mut self, when: &[Condition], at: &str) -> Result<Vec<Clause>, FieldError> {
+        let at = format!("{at}.when");
+        let mut clauses = Vec::new();
+        for (index, condition) in when.iter().enumerate() {
+            clauses.push(vec![self.condition(condition, &format!("{at}[{index}]"))?]);
+        }
+        Ok(clauses)
+    }
+
+    fn condition(&mut self, condition: &Condition, at: &str) -> Result<Match, FieldError> {
+        let (values, not_values) = (&condition.values, &condition.not_values);
+        if values.is_empty() && not_values.is_empty() {
+            return Err(FieldError::new(at, "must have values or notValues"));
+        }
+        let (some, none) = (format!("{at}.values"), format!("{at}.notValues"));
+        let account = |text: &str| service_account(text, self.namespace);
+        let empty = Match::default;
+        Ok(match condition.key.as_str() {
+            "source.ip" => Match {
+                source_ips: list(values, &some, net)?,
+                not_source_ips: list(not_values, &none, net)?,
+                ..empty()
+            },
+            "source.namespace" => Match {
+                namespaces: self.names(values, &some)?,
+                not_namespaces: self.names(not_values, &none)?,
+                ..empty()
+            },
+            "source.principal" => Match {
+                principals: self.principals(values, &some)?,
+                not_principals: self.principals(not_values, &none)?,
+                ..empty()
+            },
+            "source.trustDomain" => Match {
+                principals: list(values, &some, trust_domain)?,
+                not_principals: list(not_values, &none, trust_domain)?,
+                ..empty()
+            },
+            "source.serviceAccount" => Match {
+                service_accounts: list(values, &some, account)?,
+                not_service_accounts: list(not_values, &none, account)?,
+                ..empty()
+            },
+            "destination.ip" => Match {
+                destination_ips: list(values, &some, net)?,
+                not_destination_ips: list(not_values, &none, net)?,
+                ..empty()
+            },
+            "destination.port" => Match {
+                destination_ports: list(values, &some, port)?,
+                not_destination_ports: list(not_values, &none, port)?,
+                ..empty()
+            },
+            key if is_request_key(key) => {
+                for (values, field) in [(values, &some), (not_values, &none)] {
+                    list(values, field, |_| Ok(()))?;
+                }
+                self.l7.push(format!("{at}.key {key}"));
+                empty()
+            }
+            key => {
+                return Err(FieldError::new(
+                    format!("{at}.key"),
+                    format!("{key:?} is not a known attribute"),
+                ));
+            }
+        })
+    }
+
+    fn principals(
+        &mut self,
+        values: &[String],
+        field: &str,
+    ) -> Result<Vec<StringMatch>, FieldError> {
+        Ok(self.names.expand(self.names(values, field)?))
+    }
+
+    fn names(&mut self, values: &[String], field: &str) -> Result<Vec<StringMatch>, FieldError> {
+        names(values, field, self.notes)
+    }
+
+    fn request_field(&mut self, values: &[String], field: &str) -> Result<(), FieldError> {
+        if !values.is_empty() {
+            list(values, field, |_| Ok(()))?;
+            self.l7.push(field.to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// Whether a rule compares principals.
+pub(crate) fn names_principals(rule: &PolicyRule) -> bool {
+    let sources = rule.from.iter().filter_map(|from| from.source.as_ref());
+    let mut names = sources.map(|source| (&source.principals, &source.not_principals));
+    names.any(|(some, none)| !some.is_empty() || !none.is_empty())
+        || rule.when.iter().any(|when| when.key == "source.principal")
+}
+
+fn is_request_key(key: &str) -> bool {
+    [
+        "request.headers[",
+        "request.auth.",
+        "experimental.envoy.filters.",
+    ]
+    .iter()
+    .any(|prefix| key.starts_with(prefix))
+        || matches!(key, "remote.ip" | "connection.sni" | "request.headers")
+}
+
+/// A trust domain is how a principal begins.
+fn trust_domain(text: &str) -> Result<StringMatch, String> {
+    match StringMatch::from_pattern(text) {
+        _ if matches_nobody(text) => Err(format!("{text:?} is not a trust domain")),
+        StringMatch::Exact(domain) => Ok(StringMatch::Prefix(arcstr::format!("{domain}/"))),
+        StringMatch::Suffix(_) => Err(format!(
+            "{text:?}: a trust domain cannot be matched by its end; write it out"
+        )),
+        other => Ok(other),
+    }
+}
+
+/// The first field of a policy that names callers.
+pub(crate) fn field(rules: &[PolicyRule]) -> Option<String> {
+    let mut rules = rules.iter().enumerate();
+    rules.find_map(|(number, rule)| {
+        let at = format!("spec.rules[{number}]");
+        let mut from = rule.from.iter();
+        let from = from.position(|from| from.source.is_some());
+        let when = || {
+            let mut when = rule.when.iter();
+            when.position(|when| when.key.starts_with("source."))
+        };
+        let from = from.map(|number| format!("{at}.from[{number}]"));
+        from.or_else(|| Some(format!("{at}.when[{}]", when()?)))
+    })
+}

@@ -1,0 +1,63 @@
+//! BackendTLSPolicies as they are stored.
+
+pub(crate) mod input;
+pub(crate) mod read;
+
+use ambit_k8s_api::{BackendTLSPolicy, ObjectKey, ObjectMeta, gateway::BackendTlsPolicySpec};
+use serde_json::Value;
+
+use crate::{
+    config::MeshConfig,
+    objects::{
+        backend_tls_policy::input::{BackendTlsInput, Refused},
+        readable::{Extent, Followed, Read, Readable, field},
+    },
+    problem::FieldError,
+};
+
+impl Followed for BackendTLSPolicy {
+    const EXTENT: Extent = Extent::Whole { labels: None };
+}
+
+impl Readable for BackendTLSPolicy {
+    type Input = BackendTlsInput;
+
+    fn read(&self, _: &MeshConfig) -> Result<Read<BackendTlsInput>, FieldError> {
+        Ok(Read::plain(read::input(self)))
+    }
+
+    fn substitute(&self, _: &MeshConfig) -> Option<BackendTlsInput> {
+        let error = FieldError::new("spec", "cannot be read");
+        Some(BackendTlsInput {
+            tls: Err(Refused::invalid(&error)),
+            ..read::input(self)
+        })
+    }
+
+    fn readable_part(metadata: ObjectMeta, spec: Option<&Value>) -> Option<Self> {
+        Some(Self {
+            metadata,
+            spec: BackendTlsPolicySpec {
+                target_refs: field(spec, "targetRefs").unwrap_or_default(),
+                ..BackendTlsPolicySpec::default()
+            },
+            ..Self::default()
+        })
+    }
+}
+
+impl BackendTlsInput {
+    /// Targets of the policy.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
+        self.targets.iter().map(|target| &target.key)
+    }
+
+    pub(crate) fn rank(&self) -> (&str, &str) {
+        (&self.created, &self.key.name)
+    }
+
+    pub(crate) fn refers_to(&self, map: &str) -> bool {
+        let roots = self.tls.as_ref().ok().and_then(|tls| tls.roots.as_ref());
+        roots.is_some_and(|names| names.iter().any(|name| name == map))
+    }
+}

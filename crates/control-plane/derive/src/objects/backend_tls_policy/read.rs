@@ -1,0 +1,120 @@
+//! Parsing of a policy's spec.
+
+use ambit_k8s_api::{
+    BackendTLSPolicy, Kind, ObjectKey, created,
+    gateway::{BackendTlsValidation, LocalObjectReference, SubjectAltName, TlsTargetReference},
+    is_dns_name,
+};
+use ambit_model::ArcStr;
+
+use crate::{
+    objects::{
+        backend_tls_policy::input::{BackendTlsInput, Refused, Target, TlsInput},
+        destination_rule::tls::names,
+    },
+    problem::FieldError,
+};
+
+/// Most targets of one policy.
+const MAX_TARGETS: usize = 16;
+/// Most ConfigMaps of one policy.
+const MAX_REFERENCES: usize = 8;
+
+pub(crate) fn input(policy: &BackendTLSPolicy) -> BackendTlsInput {
+    let namespace = policy.metadata.namespace.as_deref().unwrap_or("default");
+    let name = policy.metadata.name.as_deref().unwrap_or_default();
+    let spec = &policy.spec;
+    let targets = spec.target_refs.iter().take(MAX_TARGETS);
+    BackendTlsInput {
+        key: ObjectKey::new(Kind::BackendTLSPolicy, namespace, name),
+        created: created(&policy.metadata),
+        targets: targets
+            .filter_map(|reference| target(reference, namespace))
+            .collect(),
+        tls: wished(&spec.validation),
+    }
+}
+
+/// Target of a reference, if it is of a kind that has waypoints.
+fn target(reference: &TlsTargetReference, namespace: &str) -> Option<Target> {
+    let kind = match (reference.group.as_str(), reference.kind.as_str()) {
+        ("" | "core", "Service") => Kind::Service,
+        ("networking.istio.io", "ServiceEntry") => Kind::ServiceEntry,
+        _ => return None,
+    };
+    let port = reference.section_name.as_deref();
+    Some(Target {
+        key: ObjectKey::new(kind, namespace, reference.name.as_str()),
+        port: port.filter(|port| !port.is_empty()).map(ArcStr::from),
+    })
+}
+
+fn invalid(field: impl Into<String>, message: impl Into<String>) -> Refused {
+    Refused::invalid(&FieldError::new(field, message))
+}
+
+fn wished(from: &BackendTlsValidation) -> Result<TlsInput, Refused> {
+    let hostname = from.hostname.to_ascii_lowercase();
+    if !is_dns_name(&hostname, 253) {
+        let message = format!("{:?} is not a host name", from.hostname);
+        return Err(invalid("spec.validation.hostname", message));
+    }
+    if let Some(other) = from.other.keys().next() {
+        return Err(invalid(format!("spec.validation.{other}"), "is not known"));
+    }
+    let at = "spec.validation.subjectAltNames";
+    let mut all = Vec::new();
+    for (index, name) in from.subject_alt_names.iter().enumerate() {
+        let SubjectAltName {
+            type_,
+            hostname,
+            uri,
+        } = name;
+        all.push(match type_.as_str() {
+            "Hostname" => hostname.clone(),
+            "URI" if uri.contains("://") => uri.clone(),
+            other => {
+                let message = format!("{other:?} with {uri:?} is neither a Hostname nor a URI");
+                return Err(invalid(format!("{at}[{index}]"), message));
+            }
+        });
+    }
+    Ok(TlsInput {
+        hostname: hostname.into(),
+        names: names(&all, at).map_err(|error| Refused::invalid(&error))?,
+        roots: roots(from)?,
+    })
+}
+
+/// The ConfigMaps with the authorities; `None`: the system's.
+fn roots(from: &BackendTlsValidation) -> Result<Option<Vec<ArcStr>>, Refused> {
+    let well_known = from.well_known_ca_certificates.as_deref();
+    let references = &from.ca_certificate_refs;
+    match (well_known.filter(|of| !of.is_empty()), references.len()) {
+        (Some("System"), 0) => return Ok(None),
+        (None, 1..=MAX_REFERENCES) => {}
+        (None, 0) | (Some("System"), _) => {
+            let message = "one of caCertificateRefs and wellKnownCACertificates is needed";
+            return Err(invalid("spec.validation", message));
+        }
+        (Some(other), _) => {
+            let message = format!("{other:?} is not supported: System alone is");
+            let field = "spec.validation.wellKnownCACertificates";
+            return Err(invalid(field, message));
+        }
+        (None, _) => {
+            let field = "spec.validation.caCertificateRefs";
+            return Err(invalid(field, format!("more than {MAX_REFERENCES}")));
+        }
+    }
+    let is_map = |one: &LocalObjectReference| {
+        matches!(one.group.as_str(), "" | "core") && one.kind == "ConfigMap"
+    };
+    if let Some(other) = references.iter().find(|one| !is_map(one)) {
+        let kind = &other.kind;
+        let message = format!("{kind}: certificates are read of ConfigMaps alone");
+        return Err(Refused::reference("InvalidKind", message));
+    }
+    let names = references.iter().map(|one| ArcStr::from(&*one.name));
+    Ok(Some(names.collect()))
+}

@@ -1,0 +1,221 @@
+//! `envoyExtAuthzGrpc` and `envoyExtAuthzHttp`: providers that decide about requests, of CUSTOM policies.
+//!
+//! Security hangs on them: what cannot be read refuses the configuration, so that the last good one stays.
+
+use std::time::Duration;
+
+use ambit_model::{
+    ArcStr, HttpProvider, Provider, ProviderBody, ProviderProtocol, StringMatch, is_reserved_header,
+};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::{
+    objects::{config_map::fields::error, destination_rule::values::duration},
+    problem::{FieldError, Note},
+};
+
+/// Fields of the kinds of providers.
+pub(crate) const GRPC: &str = "envoyExtAuthzGrpc";
+pub(crate) const HTTP: &str = "envoyExtAuthzHttp";
+
+/// Default of Istio: 600 s.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(600);
+pub(crate) const STATUS_ON_ERROR: u16 = 403;
+/// The most of a body that is kept for a provider.
+const MOST_OF_BODY: u32 = 1 << 20;
+
+/// A provider whose service is not looked for yet.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Authorizer {
+    pub(crate) service: String,
+    pub(crate) port: u16,
+    pub(crate) provider: Provider,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Given {
+    service: String,
+    port: u64,
+    timeout: Option<String>,
+    path_prefix: String,
+    status_on_error: Option<Value>,
+    fail_open: bool,
+    include_request_headers_in_check: Vec<String>,
+    include_headers_in_check: Vec<String>,
+    include_additional_headers_in_check: std::collections::BTreeMap<String, String>,
+    include_request_body_in_check: Option<Body>,
+    headers_to_upstream_on_allow: Vec<String>,
+    headers_to_downstream_on_allow: Vec<String>,
+    headers_to_downstream_on_deny: Vec<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Body {
+    max_request_bytes: u32,
+    allow_partial_message: bool,
+    pack_as_bytes: bool,
+}
+
+/// Fields of both kinds.
+const COMMON: [&str; 7] = [
+    "service",
+    "port",
+    "timeout",
+    "statusOnError",
+    "failOpen",
+    "clearRouteCache",
+    "includeRequestBodyInCheck",
+];
+/// Fields of HTTP besides.
+const OF_HTTP: [&str; 7] = [
+    "pathPrefix",
+    "includeRequestHeadersInCheck",
+    "includeHeadersInCheck",
+    "includeAdditionalHeadersInCheck",
+    "headersToUpstreamOnAllow",
+    "headersToDownstreamOnAllow",
+    "headersToDownstreamOnDeny",
+];
+
+/// Reads the field of the kind, at `at`.
+pub(crate) fn read(
+    name: &ArcStr,
+    kind: &str,
+    settings: &Map<String, Value>,
+    at: &str,
+    notes: &mut Vec<Note>,
+) -> Result<Authorizer, FieldError> {
+    let field = |name: &str| format!("{at}.{name}");
+    let is_http = kind == HTTP;
+    for name in settings.keys() {
+        let known = COMMON.contains(&name.as_str()) || is_http && OF_HTTP.contains(&name.as_str());
+        if !known {
+            let message = "is not a field of such a provider";
+            return Err(error(&field(name), message));
+        }
+    }
+    let given = Given::deserialize(Value::Object(settings.clone()));
+    let given = given.map_err(|cause| error(at, cause.to_string()))?;
+    if settings.get("clearRouteCache") == Some(&Value::Bool(false)) {
+        notes.push(error(
+            &field("clearRouteCache"),
+            "has no effect: routes are chosen after the provider has answered",
+        ));
+    }
+    if given.service.is_empty() {
+        return Err(error(&field("service"), "is missing"));
+    }
+    let port = u16::try_from(given.port).ok().filter(|port| *port > 0);
+    let port =
+        port.ok_or_else(|| error(&field("port"), format!("{} is not a port", given.port)))?;
+    let timeout = duration("", given.timeout.as_deref());
+    let timeout = timeout.map_err(|cause| error(&field("timeout"), cause.message))?;
+    let body = given.include_request_body_in_check.map(|body| {
+        if (1..=MOST_OF_BODY).contains(&body.max_request_bytes) {
+            return Ok(ProviderBody {
+                max_bytes: body.max_request_bytes,
+                allow_partial: body.allow_partial_message,
+                as_bytes: body.pack_as_bytes,
+            });
+        }
+        let message = format!(
+            "{} is not within 1 to {MOST_OF_BODY}",
+            body.max_request_bytes
+        );
+        let field = field("includeRequestBodyInCheck.maxRequestBytes");
+        Err(error(&field, message))
+    });
+    let protocol = if is_http {
+        let mut headers = given.include_request_headers_in_check;
+        headers.extend(given.include_headers_in_check);
+        if !given.path_prefix.is_empty() && !given.path_prefix.starts_with('/') {
+            return Err(error(&field("pathPrefix"), "does not begin with a slash"));
+        }
+        let mut added = Vec::new();
+        for (name, value) in given.include_additional_headers_in_check {
+            let field = field("includeAdditionalHeadersInCheck");
+            let is_value = value
+                .bytes()
+                .all(|byte| byte == b'\t' || (32..127).contains(&byte));
+            if !is_token(&name) || is_reserved_header(&name) || !is_value {
+                return Err(error(
+                    &field,
+                    format!("{name:?} cannot be added to a request"),
+                ));
+            }
+            added.push((name.to_ascii_lowercase().into(), value.into()));
+        }
+        ProviderProtocol::Http(HttpProvider {
+            path_prefix: given.path_prefix.into(),
+            headers: patterns(&field("includeRequestHeadersInCheck"), &headers)?,
+            added,
+            to_application: patterns(
+                &field("headersToUpstreamOnAllow"),
+                &given.headers_to_upstream_on_allow,
+            )?,
+            to_client_allowed: patterns(
+                &field("headersToDownstreamOnAllow"),
+                &given.headers_to_downstream_on_allow,
+            )?,
+            to_client_denied: patterns(
+                &field("headersToDownstreamOnDeny"),
+                &given.headers_to_downstream_on_deny,
+            )?,
+        })
+    } else {
+        ProviderProtocol::Grpc
+    };
+    let status_on_error = status(&field("statusOnError"), given.status_on_error.as_ref())?;
+    Ok(Authorizer {
+        service: given.service,
+        port,
+        provider: Provider {
+            name: name.clone(),
+            place: Err(ArcStr::new()),
+            timeout: timeout.unwrap_or(TIMEOUT),
+            status_on_error,
+            fail_open: given.fail_open,
+            body: body.transpose()?,
+            protocol,
+        },
+    })
+}
+
+/// Istio has it as text.
+fn status(at: &str, of: Option<&Value>) -> Result<u16, FieldError> {
+    let text = match of {
+        None | Some(Value::Null) => return Ok(STATUS_ON_ERROR),
+        Some(Value::String(text)) if text.is_empty() => return Ok(STATUS_ON_ERROR),
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+    };
+    let status = text.parse().ok();
+    let status = status.filter(|status| (400..600).contains(status));
+    status.ok_or_else(|| {
+        error(
+            at,
+            format!("{text} is not a status of an error, 400 to 599"),
+        )
+    })
+}
+
+/// Names of headers, of which the first or last letter may be `*`.
+fn patterns(at: &str, of: &[String]) -> Result<Vec<StringMatch>, FieldError> {
+    let one = |text: &String| {
+        let bare = text.strip_prefix('*').unwrap_or(text);
+        let bare = bare.strip_suffix('*').unwrap_or(bare);
+        if text != "*" && !is_token(bare) {
+            return Err(error(at, format!("{text:?} is no name of a header")));
+        }
+        Ok(StringMatch::from_pattern(&text.to_ascii_lowercase()))
+    };
+    of.iter().map(one).collect()
+}
+
+fn is_token(name: &str) -> bool {
+    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'+-.^_`|~".contains(&byte);
+    !name.is_empty() && name.bytes().all(is_token)
+}

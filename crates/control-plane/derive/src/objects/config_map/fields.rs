@@ -1,0 +1,37 @@
+//! Fields and maps of the MeshConfig, and errors in them.
+
+use serde_json::{Map, Value};
+
+use crate::problem::{FieldError, Note};
+
+/// Key of the MeshConfig in its ConfigMap.
+pub(crate) const KEY: &str = "mesh";
+
+/// Error in a field of the MeshConfig.
+pub(crate) fn error(at: &str, message: impl Into<String>) -> FieldError {
+    let dot = if at.is_empty() { "" } else { "." };
+    FieldError::new(format!("data.{KEY}{dot}{at}"), message)
+}
+
+/// Reads a map; an absent one is empty.
+pub(crate) fn map<'a>(
+    at: &str,
+    value: Option<&'a Value>,
+) -> Result<&'a Map<String, Value>, FieldError> {
+    static NONE: std::sync::LazyLock<Map<String, Value>> = std::sync::LazyLock::new(Map::new);
+    match value {
+        None | Some(Value::Null) => Ok(&NONE),
+        Some(Value::Object(map)) => Ok(map),
+        Some(_) => Err(error(at, "is not a map")),
+    }
+}
+
+/// Notes all but what is read.
+pub(crate) fn rest(at: &str, all: &Map<String, Value>, read: &[&str], notes: &mut Vec<Note>) {
+    for name in all.keys().filter(|name| !read.contains(&name.as_str())) {
+        notes.push(error(
+            &format!("{at}.{name}"),
+            "has no effect: node proxies and waypoints have no such setting",
+        ));
+    }
+}

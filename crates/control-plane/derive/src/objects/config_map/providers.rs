@@ -1,0 +1,138 @@
+//! `extensionProviders`: what policies and telemetry name, and waypoints call.
+
+use std::collections::BTreeMap;
+
+use ambit_model::ArcStr;
+use serde_json::{Map, Value};
+
+use crate::{
+    objects::config_map::{
+        callee,
+        ext_authz::{self, Authorizer},
+        fields::error,
+    },
+    problem::{FieldError, Note},
+};
+
+/// Kinds of providers that something is made of.
+const SUPPORTED: [&str; 2] = [ext_authz::GRPC, ext_authz::HTTP];
+/// Providers of telemetry.
+const OF_TELEMETRY: [&str; 4] = [
+    "envoyFileAccessLog",
+    "envoyOtelAls",
+    "opentelemetry",
+    "prometheus",
+];
+/// Further providers of Istio, which are not supported.
+const UNSUPPORTED: [&str; 9] = [
+    "zipkin",
+    "lightstep",
+    "datadog",
+    "stackdriver",
+    "opencensus",
+    "skywalking",
+    "envoyHttpAls",
+    "envoyTcpAls",
+    "sds",
+];
+
+/// The field of MeshConfig that lists them.
+pub(crate) const FIELD: &str = "extensionProviders";
+
+/// Provider of `extensionProviders`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ExtensionProvider {
+    /// Name of the provider.
+    pub(crate) name: ArcStr,
+    /// The name of the one field of its kind, such as `envoyExtAuthzGrpc`.
+    pub(crate) kind: ArcStr,
+    /// Contents of that field.
+    pub(crate) settings: Map<String, Value>,
+    /// Of one that decides about requests.
+    pub(crate) authorizer: Option<Authorizer>,
+}
+
+impl ExtensionProvider {
+    /// The host of the service that it names, if it names one.
+    pub(crate) fn host(&self) -> Option<ArcStr> {
+        let service = self.settings.get("service")?.as_str()?;
+        Some(callee::host(service))
+    }
+}
+
+/// Reads the list.
+pub(crate) fn read(
+    of: Option<&Value>,
+    notes: &mut Vec<Note>,
+) -> Result<BTreeMap<ArcStr, ExtensionProvider>, FieldError> {
+    let mut providers = BTreeMap::new();
+    let list = match of {
+        None | Some(Value::Null) => return Ok(providers),
+        Some(Value::Array(list)) => list,
+        Some(_) => return Err(error(FIELD, "is not a list")),
+    };
+    for (index, entry) in list.iter().enumerate() {
+        let at = format!("{FIELD}[{index}]");
+        let mut provider = one(entry, &at, notes)?;
+        if SUPPORTED.contains(&provider.kind.as_str()) {
+            let at = format!("{at}.{}", provider.kind);
+            let ExtensionProvider {
+                name,
+                kind,
+                settings,
+                ..
+            } = &provider;
+            provider.authorizer = Some(ext_authz::read(name, kind, settings, &at, notes)?);
+        }
+        if providers.contains_key(&provider.name) {
+            let message = format!("there is another provider with the name {}", provider.name);
+            return Err(error(&format!("{at}.name"), message));
+        }
+        providers.insert(provider.name.clone(), provider);
+    }
+    Ok(providers)
+}
+
+fn one(entry: &Value, at: &str, notes: &mut Vec<Note>) -> Result<ExtensionProvider, FieldError> {
+    let entry = entry
+        .as_object()
+        .ok_or_else(|| error(at, "is not a provider: give name and one kind"))?;
+    let name = entry.get("name").and_then(Value::as_str);
+    let name = name
+        .filter(|name| !name.is_empty())
+        .ok_or_else(|| error(&format!("{at}.name"), "is missing"))?;
+    let mut kinds = entry.iter().filter(|(key, _)| *key != "name");
+    let (kind, settings) = match (kinds.next(), kinds.next()) {
+        (Some(kind), None) => kind,
+        (None, _) => {
+            return Err(error(
+                at,
+                "has no kind: give one, such as envoyExtAuthzGrpc",
+            ));
+        }
+        (Some((one, _)), Some((other, _))) => {
+            let message = format!("is both {one} and {other}: give one kind");
+            return Err(error(at, message));
+        }
+    };
+    let field = format!("{at}.{kind}");
+    let settings = match settings {
+        Value::Object(settings) => settings.clone(),
+        Value::Null => Map::new(),
+        _ => return Err(error(&field, "is not a map")),
+    };
+    if !SUPPORTED.contains(&kind.as_str()) && !OF_TELEMETRY.contains(&kind.as_str()) {
+        let message = if UNSUPPORTED.contains(&kind.as_str()) {
+            "is not supported: what names the provider has no effect"
+        } else {
+            "is no kind of provider that is known: what names the provider has no effect"
+        };
+        notes.push(error(&field, message));
+    }
+    Ok(ExtensionProvider {
+        name: name.into(),
+        kind: kind.as_str().into(),
+        settings,
+        authorizer: None,
+    })
+}

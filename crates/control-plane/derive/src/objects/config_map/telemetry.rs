@@ -1,0 +1,116 @@
+//! Telemetry settings of MeshConfig, for the whole mesh.
+
+use ambit_model::{ArcStr, TelemetryFormat};
+use ambit_observation::{Format, ISTIO_JSON};
+use serde_json::{Map, Value};
+
+use crate::{
+    objects::config_map::fields::error,
+    problem::{FieldError, Note},
+};
+
+/// Fields of MeshConfig that are read here.
+pub(crate) const FIELDS: [&str; 4] = [
+    "accessLogEncoding",
+    "accessLogFile",
+    "accessLogFormat",
+    "defaultProviders",
+];
+
+/// Telemetry settings, as described for the module.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct MeshTelemetry {
+    /// Names of providers.
+    pub(crate) default_tracing: Vec<ArcStr>,
+    /// The same of access logs.
+    pub(crate) default_logging: Vec<ArcStr>,
+    /// How lines look, if there is an access log.
+    pub(crate) access_log: Option<TelemetryFormat>,
+    /// Number of requests in ten thousand that are traced.
+    pub(crate) sampling: Option<u32>,
+}
+
+/// Reads what concerns telemetry; the rest is not looked at.
+pub(crate) fn read(
+    all: &Map<String, Value>,
+    notes: &mut Vec<Note>,
+) -> Result<MeshTelemetry, FieldError> {
+    let defaults = all.get("defaultProviders");
+    let names = |field: &str| -> Vec<ArcStr> {
+        let list = defaults
+            .and_then(|all| all.get(field))
+            .and_then(Value::as_array);
+        let names = list.into_iter().flatten().filter_map(Value::as_str);
+        names.map(ArcStr::from).collect()
+    };
+    if names("metrics").iter().any(|name| name != "prometheus") {
+        let message = "only prometheus is followed: it is what there is anyway";
+        notes.push(error("defaultProviders.metrics", message));
+    }
+    Ok(MeshTelemetry {
+        default_tracing: names("tracing"),
+        default_logging: names("accessLogging"),
+        access_log: access_log(all, notes)?,
+        sampling: sampling(all)?,
+    })
+}
+
+fn access_log(
+    all: &Map<String, Value>,
+    notes: &mut Vec<Note>,
+) -> Result<Option<TelemetryFormat>, FieldError> {
+    let text = |field: &str| all.get(field).and_then(Value::as_str).unwrap_or_default();
+    let file = text("accessLogFile");
+    if file.is_empty() {
+        return Ok(None);
+    }
+    if file != "/dev/stdout" {
+        let message = format!("is {file}: waypoints always write to /dev/stdout");
+        notes.push(error("accessLogFile", message));
+    }
+    let format = text("accessLogFormat");
+    let wrong = |cause: String| error("accessLogFormat", cause);
+    match text("accessLogEncoding") {
+        "" | "TEXT" if format.is_empty() => Ok(Some(TelemetryFormat::Default)),
+        "" | "TEXT" => {
+            Format::text(format).map_err(|cause| wrong(cause.to_string()))?;
+            Ok(Some(TelemetryFormat::Text(format.into())))
+        }
+        "JSON" => {
+            let format = if format.is_empty() {
+                ISTIO_JSON
+            } else {
+                format
+            };
+            let object: Value =
+                serde_json::from_str(format).map_err(|cause| wrong(cause.to_string()))?;
+            Format::json(&object).map_err(|cause| wrong(cause.to_string()))?;
+            Ok(Some(TelemetryFormat::Json(format.into())))
+        }
+        other => {
+            let message = format!("{other:?} is neither TEXT nor JSON");
+            Err(error("accessLogEncoding", message))
+        }
+    }
+}
+
+fn sampling(all: &Map<String, Value>) -> Result<Option<u32>, FieldError> {
+    let tracing = all
+        .get("defaultConfig")
+        .and_then(|config| config.get("tracing"));
+    let Some(sampling) = tracing.and_then(|tracing| tracing.get("sampling")) else {
+        return Ok(None);
+    };
+    let percentage = sampling.as_f64();
+    let percentage = percentage.filter(|percentage| (0.0..=100.0).contains(percentage));
+    let percentage = percentage.ok_or_else(|| {
+        let message = format!("{sampling} is not from 0 to 100");
+        error("defaultConfig.tracing.sampling", message)
+    })?;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "it is from 0 to 10000"
+    )]
+    Ok(Some((percentage * 100.0).round() as u32))
+}

@@ -1,0 +1,380 @@
+//! Traffic policy of a rule, for a service and its ports.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use ambit_k8s_api::destination::{
+    ClientTls, ConnectionPool, KeepaliveProbes, LoadBalancer, OutlierDetection, PortTrafficPolicy,
+    ProxyProtocol as Header, RetryBudget, TrafficPolicy,
+};
+use ambit_model::{
+    DestinationHttpVersion, DestinationLimits, DestinationPolicy, LocalityPolicy, OutlierPolicy,
+    ProxyProtocol, RetryBudget as Budget, TcpKeepalive,
+};
+
+use crate::{
+    objects::destination_rule::{
+        balancing, tls,
+        values::{count, duration, duration_or_zero, refused, thousandths, within},
+    },
+    problem::{FieldError, Note},
+};
+
+/// Note on a part of a policy that is not supported.
+const TUNNEL: &str = "tunnels through another proxy are not supported";
+/// Most ports with settings of their own.
+const MAX_PORTS: usize = 4096;
+/// Longest time of keepalives: Linux takes up to 32767 seconds.
+const MAX_KEEPALIVE: Duration = Duration::from_secs(9 * 3600);
+
+type Policies = (DestinationPolicy, BTreeMap<u16, DestinationPolicy>);
+
+/// The parts of a policy.
+#[derive(Clone, Copy)]
+struct Parts<'a> {
+    balancer: Option<&'a LoadBalancer>,
+    pool: Option<&'a ConnectionPool>,
+    outliers: Option<&'a OutlierDetection>,
+    tls: Option<&'a ClientTls>,
+    budget: Option<&'a RetryBudget>,
+    proxy_protocol: Option<&'a Header>,
+}
+
+pub(crate) fn read(
+    from: Option<&TrafficPolicy>,
+    factor: u32,
+    notes: &mut Vec<Note>,
+) -> Result<Policies, FieldError> {
+    const AT: &str = "spec.trafficPolicy";
+    let Some(from) = from else {
+        return Ok(Policies::default());
+    };
+    one(from, AT, factor, notes)
+}
+
+/// One policy, by itself.
+fn one(
+    from: &TrafficPolicy,
+    at: &str,
+    factor: u32,
+    notes: &mut Vec<Note>,
+) -> Result<Policies, FieldError> {
+    let mut policy = Parts::of(from).read(at, factor, notes)?;
+    let mut ports = BTreeMap::new();
+    for (index, (port, parts)) in by_port(from, at)?.into_iter().enumerate() {
+        let at = format!("{at}.portLevelSettings[{index}]");
+        let policy = parts.read(&at, factor, notes)?;
+        if ports.insert(port, policy).is_some() {
+            let message = format!("there is another for the port {port}");
+            return Err(FieldError::new(format!("{at}.port.number"), message));
+        }
+    }
+    if from.tunnel.is_some() {
+        notes.push(refused(format!("{at}.tunnel"), TUNNEL));
+        refuse_tunnel((&mut policy, &mut ports));
+    }
+    Ok((policy, ports))
+}
+
+/// Policy of a subset, which replaces that of its rule setting by setting; as in Istio, the subset's for all ports
+/// comes before the rule's for one.
+pub(crate) fn of_subset(
+    rule: Option<&TrafficPolicy>,
+    subset: Option<&TrafficPolicy>,
+    at: &str,
+    factor: u32,
+    notes: &mut Vec<Note>,
+) -> Result<Policies, FieldError> {
+    // The rule's own parts have been read, and what is to be noted of them has been noted.
+    let mut known = Vec::new();
+    let (none_of_rule, none_of_subset) = (TrafficPolicy::default(), TrafficPolicy::default());
+    let rule = rule.unwrap_or(&none_of_rule);
+    let subset = match subset {
+        Some(subset) => {
+            one(subset, at, 0, notes)?;
+            subset
+        }
+        None => &none_of_subset,
+    };
+    let of_rule: BTreeMap<_, _> = by_port(rule, at)?.into_iter().collect();
+    let of_subset: BTreeMap<_, _> = by_port(subset, at)?.into_iter().collect();
+    let (whole, above) = (Parts::of(rule), Parts::of(subset));
+    let mut policy = above.over(whole).read(at, factor, &mut known)?;
+    let mut ports = BTreeMap::new();
+    for port in of_rule.keys().chain(of_subset.keys()) {
+        let base = above.over(*of_rule.get(port).unwrap_or(&whole));
+        let parts = of_subset.get(port).map_or(base, |parts| parts.over(base));
+        ports.insert(*port, parts.read(at, factor, &mut known)?);
+    }
+    if rule.tunnel.is_some() || subset.tunnel.is_some() {
+        refuse_tunnel((&mut policy, &mut ports));
+    }
+    Ok((policy, ports))
+}
+
+/// Without the tunnel nothing may be sent.
+fn refuse_tunnel(
+    (policy, ports): (
+        &mut DestinationPolicy,
+        &mut BTreeMap<u16, DestinationPolicy>,
+    ),
+) {
+    for policy in ports.values_mut().chain([policy]) {
+        policy.unsupported.get_or_insert_with(|| TUNNEL.into());
+    }
+}
+
+/// Settings of single ports, in their order.
+fn by_port<'a>(from: &'a TrafficPolicy, at: &str) -> Result<Vec<(u16, Parts<'a>)>, FieldError> {
+    let at = format!("{at}.portLevelSettings");
+    if from.port_level_settings.len() > MAX_PORTS {
+        return Err(FieldError::new(at, format!("more than {MAX_PORTS}")));
+    }
+    let one = |(index, of): (usize, &'a PortTrafficPolicy)| {
+        let number = of.port.as_ref().map(|port| port.number);
+        let port = number.and_then(|number| u16::try_from(number).ok());
+        let port = port.filter(|port| *port > 0).ok_or_else(|| {
+            let field = format!("{at}[{index}].port.number");
+            FieldError::new(field, "a port from 1 to 65535 is needed")
+        })?;
+        Ok((port, Parts::of_port(of, from)))
+    };
+    from.port_level_settings
+        .iter()
+        .enumerate()
+        .map(one)
+        .collect()
+}
+
+impl<'a> Parts<'a> {
+    fn of(from: &'a TrafficPolicy) -> Self {
+        Self {
+            balancer: from.load_balancer.as_ref(),
+            pool: from.connection_pool.as_ref(),
+            outliers: from.outlier_detection.as_ref(),
+            tls: from.tls.as_ref(),
+            budget: from.retry_budget.as_ref(),
+            proxy_protocol: from.proxy_protocol.as_ref(),
+        }
+    }
+
+    /// Settings of a port, which replace the policy's; what a port has no setting for is the policy's, as in Istio.
+    fn of_port(from: &'a PortTrafficPolicy, policy: &'a TrafficPolicy) -> Self {
+        Self {
+            balancer: from.load_balancer.as_ref(),
+            pool: from.connection_pool.as_ref(),
+            outliers: from.outlier_detection.as_ref(),
+            tls: from.tls.as_ref(),
+            budget: policy.retry_budget.as_ref(),
+            proxy_protocol: policy.proxy_protocol.as_ref(),
+        }
+    }
+
+    /// Setting by setting, or else what is below.
+    fn over(self, below: Self) -> Self {
+        Self {
+            balancer: self.balancer.or(below.balancer),
+            pool: self.pool.or(below.pool),
+            outliers: self.outliers.or(below.outliers),
+            tls: self.tls.or(below.tls),
+            budget: self.budget.or(below.budget),
+            proxy_protocol: self.proxy_protocol.or(below.proxy_protocol),
+        }
+    }
+
+    fn read(
+        &self,
+        at: &str,
+        factor: u32,
+        notes: &mut Vec<Note>,
+    ) -> Result<DestinationPolicy, FieldError> {
+        let mut policy = DestinationPolicy::default();
+        if let Some(from) = self.outliers {
+            policy.outliers = Some(outliers(from, &format!("{at}.outlierDetection"), notes)?);
+        }
+        if let Some(from) = self.balancer {
+            let at = format!("{at}.loadBalancer");
+            (policy.balancing, policy.warmup) = balancing::read(from, factor, &at, notes)?;
+            let at = format!("{at}.localityLbSetting");
+            let may_eject = policy.outliers.is_some();
+            let from = from.locality_lb_setting.as_ref();
+            let locality = from.map(|from| balancing::locality(from, may_eject, &at, notes));
+            policy.locality = locality.transpose()?.unwrap_or(LocalityPolicy::OfService);
+        }
+        if let Some(from) = self.pool {
+            policy.limits = limits(from, &format!("{at}.connectionPool"), notes)?;
+            policy.http_version = http_version(from, &format!("{at}.connectionPool.http"), notes);
+        }
+        if let Some(from) = self.budget {
+            policy.limits.retry_budget = Some(budget(from, &format!("{at}.retryBudget"))?);
+        }
+        if let Some(from) = self.tls {
+            match tls::read(from, &format!("{at}.tls"), notes) {
+                Ok(tls) => policy.tls = tls,
+                Err(why) => policy.unsupported = Some(why),
+            }
+        }
+        if let Some(from) = self.proxy_protocol {
+            let at = format!("{at}.proxyProtocol");
+            policy.proxy_protocol = Some(proxy_protocol(from, &at)?);
+        }
+        Ok(policy)
+    }
+}
+
+/// Without a version it is the first, as in Istio.
+fn proxy_protocol(from: &Header, at: &str) -> Result<ProxyProtocol, FieldError> {
+    match from.version.as_deref() {
+        None | Some("V1") => Ok(ProxyProtocol::V1),
+        Some("V2") => Ok(ProxyProtocol::V2),
+        Some(other) => {
+            let message = format!("{other:?} is neither V1 nor V2");
+            Err(FieldError::new(format!("{at}.version"), message))
+        }
+    }
+}
+
+fn budget(from: &RetryBudget, at: &str) -> Result<Budget, FieldError> {
+    let minimum = format!("{at}.minRetryConcurrency");
+    let most = i64::from(i32::MAX);
+    Ok(Budget {
+        share: thousandths(&format!("{at}.percent"), from.percent, (0.0, 100.0), 20_000)?,
+        minimum: within(&minimum, from.min_retry_concurrency, 0, most, 3)?,
+    })
+}
+
+fn outliers(
+    from: &OutlierDetection,
+    at: &str,
+    notes: &mut Vec<Note>,
+) -> Result<OutlierPolicy, FieldError> {
+    let default = OutlierPolicy::default();
+    let number = |name: &str, of: Option<i64>, default: u32| {
+        within(&format!("{at}.{name}"), of, 0, i64::from(i32::MAX), default)
+    };
+    let percent = |name: &str, of: Option<i64>| within(&format!("{at}.{name}"), of, 0, 100, 0);
+    if from.consecutive_errors.is_some() {
+        let message = "has no effect: use consecutive5xxErrors or consecutiveGatewayErrors";
+        notes.push(Note::new(format!("{at}.consecutiveErrors"), message));
+    }
+    let is_split = from.split_external_local_origin_errors == Some(true);
+    const LOCAL: &str = "consecutiveLocalOriginFailures";
+    let local = number(LOCAL, from.consecutive_local_origin_failures, 5)?;
+    if from.consecutive_local_origin_failures.is_some() && !is_split {
+        let message = "has no effect without splitExternalLocalOriginErrors";
+        notes.push(Note::new(format!("{at}.{LOCAL}"), message));
+    }
+    let interval = duration(&format!("{at}.interval"), from.interval.as_deref())?;
+    let field = format!("{at}.baseEjectionTime");
+    let base = duration(&field, from.base_ejection_time.as_deref())?;
+    let most = percent("maxEjectionPercent", from.max_ejection_percent)?;
+    Ok(OutlierPolicy {
+        server_errors: number(
+            "consecutive5xxErrors",
+            from.consecutive_5xx_errors,
+            default.server_errors,
+        )?,
+        gateway_errors: number(
+            "consecutiveGatewayErrors",
+            from.consecutive_gateway_errors,
+            0,
+        )?,
+        local_failures: is_split.then_some(local),
+        interval: interval.unwrap_or(default.interval),
+        base_ejection: base.unwrap_or(default.base_ejection),
+        // Zero is what is left out, as in Istio.
+        max_ejection_percent: if most == 0 {
+            default.max_ejection_percent
+        } else {
+            most
+        },
+        min_health_percent: percent("minHealthPercent", from.min_health_percent)?,
+    })
+}
+
+/// As Linux takes them: whole seconds.
+fn keepalive(from: &KeepaliveProbes, at: &str) -> Result<TcpKeepalive, FieldError> {
+    let time = |name: &str, of: &Option<String>| {
+        let field = format!("{at}.{name}");
+        let time = longer_than_zero(&field, of.as_deref())?;
+        match time.filter(|time| !(Duration::from_secs(1)..MAX_KEEPALIVE).contains(time)) {
+            Some(_) => Err(FieldError::new(field, "is not within 1s to 9h")),
+            None => Ok(time),
+        }
+    };
+    let probes = within(&format!("{at}.probes"), from.probes, 0, 127, 0)?;
+    Ok(TcpKeepalive {
+        probes: (probes > 0).then_some(probes),
+        time: time("time", &from.time)?,
+        interval: time("interval", &from.interval)?,
+    })
+}
+
+/// A duration of which zero is none.
+fn longer_than_zero(at: &str, of: Option<&str>) -> Result<Option<Duration>, FieldError> {
+    match duration_or_zero(at, of)? {
+        Some(Duration::ZERO) => Ok(None),
+        _ => duration(at, of),
+    }
+}
+
+fn limits(
+    from: &ConnectionPool,
+    at: &str,
+    notes: &mut Vec<Note>,
+) -> Result<DestinationLimits, FieldError> {
+    let mut limits = DestinationLimits::default();
+    if let Some(tcp) = &from.tcp {
+        let at = format!("{at}.tcp");
+        let time =
+            |name: &str, of: &Option<String>| duration(&format!("{at}.{name}"), of.as_deref());
+        limits.connections = count(&format!("{at}.maxConnections"), tcp.max_connections)?;
+        limits.connect_timeout = time("connectTimeout", &tcp.connect_timeout)?;
+        limits.max_connection_duration =
+            time("maxConnectionDuration", &tcp.max_connection_duration)?;
+        let field = format!("{at}.idleTimeout");
+        limits.tcp_idle_timeout = longer_than_zero(&field, tcp.idle_timeout.as_deref())?;
+        if let Some(from) = &tcp.tcp_keepalive {
+            let at = format!("{at}.tcpKeepalive");
+            limits.keepalive = Some(keepalive(from, &at)?);
+            let message = "has an effect on connections in plaintext alone: tunnels to pods of the mesh have pings of HTTP/2";
+            notes.push(Note::new(at, message));
+        }
+    }
+    if let Some(http) = &from.http {
+        let at = format!("{at}.http");
+        let number = |name: &str, of: Option<i64>| count(&format!("{at}.{name}"), of);
+        let pending = number("http1MaxPendingRequests", http.http1_max_pending_requests)?;
+        limits.pending = (pending > 0).then_some(pending);
+        limits.requests = number("http2MaxRequests", http.http2_max_requests)?;
+        limits.requests_per_connection =
+            number("maxRequestsPerConnection", http.max_requests_per_connection)?;
+        limits.retries = number("maxRetries", http.max_retries)?;
+        let field = format!("{at}.idleTimeout");
+        limits.idle_timeout = duration(&field, http.idle_timeout.as_deref())?;
+        limits.streams_per_connection =
+            number("maxConcurrentStreams", http.max_concurrent_streams)?;
+    }
+    Ok(limits)
+}
+
+/// HTTP version of requests to endpoints. `useClientProtocol` takes precedence over upgrades, as in Istio; there is no
+/// upgrade by default.
+fn http_version(from: &ConnectionPool, at: &str, notes: &mut Vec<Note>) -> DestinationHttpVersion {
+    let Some(http) = &from.http else {
+        return DestinationHttpVersion::AsDeclared;
+    };
+    let upgrades = match http.h2_upgrade_policy.as_deref() {
+        Some("UPGRADE") => true,
+        None | Some("" | "DEFAULT" | "DO_NOT_UPGRADE") => false,
+        Some(_) => {
+            let message = "is neither DEFAULT, DO_NOT_UPGRADE nor UPGRADE, and has no effect";
+            notes.push(Note::new(format!("{at}.h2UpgradePolicy"), message));
+            false
+        }
+    };
+    match http.use_client_protocol {
+        Some(true) => DestinationHttpVersion::AsClient,
+        _ if upgrades => DestinationHttpVersion::AlwaysHttp2,
+        _ => DestinationHttpVersion::AsDeclared,
+    }
+}

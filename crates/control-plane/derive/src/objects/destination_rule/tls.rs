@@ -1,0 +1,165 @@
+//! TLS that waypoints begin with endpoints, as a rule has it.
+//!
+//! Unsupported settings are not ignored: requests would be sent in plaintext, or to unverified servers. Files are named
+//! as Istio has them, by their paths at the proxy; since a waypoint may serve several namespaces, those of each are in
+//! a directory of its own, and a rule names no others.
+
+use std::{net::IpAddr, sync::Arc};
+
+use ambit_k8s_api::{
+    destination::{ClientTls, TlsMode},
+    is_dns_name,
+};
+use ambit_model::{ArcStr, DestinationPolicy, DestinationTls, TlsClientFiles, TlsRoots};
+use serde_json::Value;
+
+use crate::{
+    objects::destination_rule::values::refused,
+    problem::{FieldError, Note},
+};
+
+/// Where a waypoint has certificates of a namespace: here, in a directory of its name.
+pub(crate) const FILES: &str = "/etc/certs";
+/// Most names that a certificate may have to have.
+const MAX_NAMES: usize = 64;
+
+/// TLS settings, or the reason why nothing may be sent at all.
+type Wished = Result<Option<Arc<DestinationTls>>, ArcStr>;
+
+pub(crate) fn read(from: &ClientTls, at: &str, notes: &mut Vec<Note>) -> Wished {
+    match from.mode {
+        TlsMode::Disable => {
+            let message =
+                "DISABLE has no effect: pods of the mesh are reached by mTLS, others in plaintext";
+            notes.push(Note::new(format!("{at}.mode"), message));
+            return Ok(None);
+        }
+        TlsMode::IstioMutual => return Ok(None),
+        TlsMode::Simple | TlsMode::Mutual => {}
+    }
+    if from.insecure_skip_verify == Some(true) {
+        let message = "certificates are not verified: any server at an endpoint's address can read and change what is \
+             sent to it; name the endpoints' authority in caCertificates instead";
+        notes.push(Note::new(format!("{at}.insecureSkipVerify"), message));
+    }
+    wished(from)
+        .map(|tls| Some(Arc::new(tls)))
+        .map_err(|error| {
+            notes.push(refused(format!("{at}.{}", error.field), &error.message));
+            error.message.into()
+        })
+}
+
+fn wished(from: &ClientTls) -> Result<DestinationTls, FieldError> {
+    if let Some((field, what)) = not_done(from) {
+        return Err(FieldError::new(field, what));
+    }
+    let client = match from.mode {
+        TlsMode::Mutual => {
+            let file = |field: &str, of: Option<&String>| {
+                given(of).ok_or_else(|| FieldError::new(field, "is needed for the mode MUTUAL"))
+            };
+            Some(TlsClientFiles {
+                certificate: file("clientCertificate", from.client_certificate.as_ref())?,
+                key: file("privateKey", from.private_key.as_ref())?,
+            })
+        }
+        _ => None,
+    };
+    let server_name = given(from.sni.as_ref());
+    let server_name = server_name.map(|name| ArcStr::from(name.to_ascii_lowercase()));
+    let is_name = |name: &ArcStr| is_dns_name(name, 253);
+    if let Some(name) = server_name.as_ref().filter(|name| !is_name(name)) {
+        let message = format!("{name:?} is not a host name");
+        return Err(FieldError::new("sni", message));
+    }
+    let names = names(&from.subject_alt_names, "subjectAltNames")?;
+    let (names, roots) = match from.insecure_skip_verify {
+        Some(true) => (Vec::new(), TlsRoots::Unverified),
+        _ => {
+            let file = given(from.ca_certificates.as_ref());
+            (names, file.map_or(TlsRoots::System, TlsRoots::File))
+        }
+    };
+    Ok(DestinationTls {
+        server_name,
+        names,
+        roots,
+        client,
+    })
+}
+
+/// A text that is not empty.
+fn given(of: Option<&String>) -> Option<ArcStr> {
+    of.filter(|text| !text.is_empty()).map(ArcStr::from)
+}
+
+/// A field that waypoints cannot follow.
+fn not_done(from: &ClientTls) -> Option<(&'static str, &'static str)> {
+    if given(from.credential_name.as_ref()).is_some() {
+        let what = "Secrets are not read: mount them into the waypoint and name the files";
+        return Some(("credentialName", what));
+    }
+    given(from.ca_crl.as_ref()).map(|_| ("caCrl", "revocation lists are not followed"))
+}
+
+/// Host names, addresses and URIs that a certificate may be for.
+pub(crate) fn names(from: &[String], at: &str) -> Result<Vec<ArcStr>, FieldError> {
+    if from.len() > MAX_NAMES {
+        let message = format!("{} names; at most {MAX_NAMES}", from.len());
+        return Err(FieldError::new(at, message));
+    }
+    let mut names = Vec::new();
+    for (index, name) in from.iter().enumerate() {
+        let is_uri = name.contains("://");
+        let is_name =
+            || is_dns_name(&name.to_ascii_lowercase(), 253) || name.parse::<IpAddr>().is_ok();
+        if !is_uri && !is_name() {
+            let message = format!("{name:?} is no host name, address or URI");
+            return Err(FieldError::new(format!("{at}[{index}]"), message));
+        }
+        names.push(name.as_str().into());
+    }
+    Ok(names)
+}
+
+/// A rule of a namespace names no files of others.
+pub(crate) fn confine(policy: &mut DestinationPolicy, namespace: &str, notes: &mut Vec<Note>) {
+    let own = format!("{FILES}/{namespace}/");
+    let is_own = |path: &ArcStr| {
+        let rest = path.strip_prefix(&own);
+        rest.is_some_and(|rest| rest.split('/').all(|part| !matches!(part, "" | "." | "..")))
+    };
+    let Some(tls) = &policy.tls else {
+        return;
+    };
+    let roots = match &tls.roots {
+        TlsRoots::File(path) => Some(path),
+        TlsRoots::System | TlsRoots::Pem(_) | TlsRoots::Unverified => None,
+    };
+    let client = tls.client.iter();
+    let client = client.flat_map(|files| [&files.certificate, &files.key]);
+    let foreign = roots.into_iter().chain(client).find(|path| !is_own(path));
+    if let Some(path) = foreign {
+        let what = format!("{path:?} is not below {own}, where the files of the namespace are");
+        let note = refused("spec.trafficPolicy.tls".to_owned(), &what);
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
+        policy.unsupported = Some(what.into());
+        policy.tls = None;
+    }
+}
+
+/// Whether TLS is wished anywhere in what cannot be read.
+pub(crate) fn is_wished(value: &Value) -> bool {
+    let is_mode = |mode: &Value| matches!(mode.as_str(), Some("SIMPLE" | "MUTUAL"));
+    match value {
+        Value::Object(all) => all.iter().any(|(name, value)| {
+            let is_tls = name == "tls" && value.get("mode").is_some_and(is_mode);
+            is_tls || is_wished(value)
+        }),
+        Value::Array(all) => all.iter().any(is_wished),
+        _ => false,
+    }
+}

@@ -1,0 +1,244 @@
+//! Gateways: those whose class is one of waypoints are waypoints of ours, others are used if labels name them.
+
+pub(crate) mod proxy_config;
+
+use std::collections::BTreeMap;
+
+use ambit_k8s_api::{
+    Gateway, ObjectKey, ObjectMeta, created,
+    gateway::{GatewaySpec, Listener, RouteNamespaces},
+    labels,
+    status::conditions,
+};
+use ambit_model::{AppTunnel, ArcStr, GatewayName, HBONE_PORT};
+use serde_json::Value;
+
+use crate::{
+    condition::INTRODUCED,
+    config::MeshConfig,
+    labels::Labels,
+    objects::{
+        gateway::proxy_config::ProxyConfig,
+        gateway_address::{self, Address},
+        inbound_binding,
+        readable::{Extent, Followed, Read, Readable, field},
+        replaced,
+        serves::{Consent, Serves},
+    },
+    problem::{FieldError, Note},
+};
+
+impl Followed for Gateway {
+    const EXTENT: Extent = Extent::Whole { labels: None };
+}
+
+/// A Gateway as the mesh sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct GatewayInput {
+    pub(crate) name: GatewayName,
+    pub(crate) uid: String,
+    pub(crate) class: ArcStr,
+    /// The revision that it names.
+    pub(crate) revision: Option<ArcStr>,
+    pub(crate) created: String,
+    /// Traffic that the Gateway declares to serve.
+    pub(crate) serves: Option<Serves>,
+    /// The one service account whose pods it takes.
+    pub(crate) account: Option<ArcStr>,
+    pub(crate) consent: Consent,
+    /// Its address, from its controller's status. Of ours the name is enough.
+    pub(crate) address: Option<Address>,
+    /// Whether its status records that its waypoint has been ready.
+    pub(crate) has_been_ready: bool,
+    /// Objects that keep another waypoint until its own has been ready, from its status.
+    pub(crate) replaced: BTreeMap<ObjectKey, GatewayName>,
+    /// Whether it requests addresses of its own.
+    pub(crate) names_addresses: bool,
+    /// How tunnels are handed over to its pods.
+    pub(crate) inbound_binding: Option<AppTunnel>,
+    pub(crate) client_identity_header: bool,
+    pub(crate) config: ProxyConfig,
+    /// Whether it cannot be used as it is written: what it takes is refused.
+    pub(crate) is_unusable: bool,
+    /// Names of its listeners, and whether each is the one that waypoints have.
+    pub(crate) listeners: Vec<(String, bool)>,
+}
+
+/// The revision that a Gateway names.
+fn revision(metadata: &ObjectMeta) -> Option<ArcStr> {
+    let all = metadata.labels.as_ref()?;
+    all.get(labels::REVISION).map(ArcStr::from)
+}
+
+impl Readable for Gateway {
+    type Input = GatewayInput;
+
+    fn read(&self, _: &MeshConfig) -> Result<Read<GatewayInput>, FieldError> {
+        let metadata = &self.metadata;
+        let annotation = |name: &str| metadata.annotations.as_ref().and_then(|all| all.get(name));
+        let mut notes = Vec::new();
+        let account = annotation(labels::FOR_SERVICE_ACCOUNT).filter(|name| !name.is_empty());
+        let inbound_binding = inbound_binding::read(metadata, &mut notes);
+        let input = GatewayInput {
+            name: name_of(metadata),
+            uid: metadata.uid.clone().unwrap_or_default(),
+            class: self.spec.gateway_class_name.as_str().into(),
+            revision: revision(metadata),
+            created: created(metadata),
+            serves: serves(metadata.labels.as_ref())?,
+            account: account.map(ArcStr::from),
+            consent: consent(&self.spec.listeners, inbound_binding, &mut notes),
+            inbound_binding,
+            address: gateway_address::address(&self.status),
+            has_been_ready: has_been_ready(&self.status),
+            replaced: replaced::read(&self.status),
+            names_addresses: !self.spec.addresses.is_empty(),
+            client_identity_header: annotation(labels::XFCC_CLIENT_IDENTITY)
+                .is_some_and(|value| value == "true"),
+            listeners: listeners(&self.spec.listeners, &mut notes),
+            config: proxy_config::read(annotation(labels::PROXY_CONFIG), &mut notes),
+            is_unusable: false,
+        };
+        Ok(Read::of(Some(input), notes))
+    }
+
+    /// A waypoint that there should be: without it, what it takes would go around it.
+    fn substitute(&self, _: &MeshConfig) -> Option<GatewayInput> {
+        let metadata = &self.metadata;
+        let annotations = metadata.annotations.as_ref();
+        let account = annotations.and_then(|all| all.get(labels::FOR_SERVICE_ACCOUNT));
+        let account = account.filter(|name| !name.is_empty());
+        Some(GatewayInput {
+            name: name_of(metadata),
+            uid: metadata.uid.clone().unwrap_or_default(),
+            class: self.spec.gateway_class_name.as_str().into(),
+            revision: revision(metadata),
+            created: created(metadata),
+            serves: None,
+            account: account.map(ArcStr::from),
+            consent: Consent::Nobody,
+            address: None,
+            has_been_ready: has_been_ready(&self.status),
+            replaced: replaced::read(&self.status),
+            names_addresses: false,
+            inbound_binding: None,
+            client_identity_header: false,
+            listeners: Vec::new(),
+            config: ProxyConfig::default(),
+            is_unusable: true,
+        })
+    }
+
+    fn readable_part(metadata: ObjectMeta, spec: Option<&Value>) -> Option<Self> {
+        Some(Self {
+            metadata,
+            spec: GatewaySpec {
+                gateway_class_name: field(spec, "gatewayClassName")?,
+                ..GatewaySpec::default()
+            },
+            ..Self::default()
+        })
+    }
+
+    fn inherit(new: &mut GatewayInput, old: &GatewayInput) {
+        if new.config.is_unreadable {
+            new.config.trusted_proxies = old.config.trusted_proxies;
+        }
+    }
+}
+
+fn name_of(metadata: &ObjectMeta) -> GatewayName {
+    GatewayName::new(
+        metadata.namespace.as_deref().unwrap_or("default"),
+        metadata.name.as_deref().unwrap_or_default(),
+    )
+}
+
+/// The listeners as a waypoint has them: a single one.
+fn listeners(of: &[Listener], notes: &mut Vec<Note>) -> Vec<(String, bool)> {
+    let is_single = of.len() == 1;
+    let mut listeners = Vec::new();
+    for (index, one) in of.iter().enumerate() {
+        let ignored = [
+            ("hostname", one.hostname.is_some()),
+            ("tls", one.tls.is_some()),
+        ];
+        let ignored = ignored.into_iter();
+        for (name, _) in ignored.filter(|(_, is_given)| *is_given && is_hbone(one)) {
+            let field = format!("spec.listeners[{index}].{name}");
+            notes.push(Note::new(field, "has no effect on waypoints"));
+        }
+        listeners.push((one.name.clone(), is_single && is_hbone(one)));
+    }
+    listeners
+}
+
+/// The protocol of listeners that get what a node proxy hands over.
+const BEHIND_NODE_PROXY: &str = "istio.io/PROXY";
+
+fn is_hbone(listener: &Listener) -> bool {
+    listener.protocol == "HBONE" && listener.port == i32::from(HBONE_PORT)
+}
+
+/// Traffic that the labels of a Gateway or its class declare.
+pub(crate) fn serves(all: Option<&Labels>) -> Result<Option<Serves>, FieldError> {
+    let Some(value) = all.and_then(|all| all.get(labels::WAYPOINT_FOR)) else {
+        return Ok(None);
+    };
+    let unknown = || {
+        FieldError::new(
+            format!("metadata.labels[{}]", labels::WAYPOINT_FOR),
+            format!("{value:?} is none of service, workload, all and none"),
+        )
+    };
+    Serves::read(value).map(Some).ok_or_else(unknown)
+}
+
+/// Namespaces that may use the waypoint: those that the listener allows which receives tunnels, else those of its HBONE
+/// listener.
+fn consent(listeners: &[Listener], binding: Option<AppTunnel>, notes: &mut Vec<Note>) -> Consent {
+    let is_behind = |one: &Listener| {
+        let port = binding.and_then(|binding| binding.port).map(i32::from);
+        one.protocol == BEHIND_NODE_PROXY || Some(one.port) == port
+    };
+    let first = |wanted: &dyn Fn(&Listener) -> bool| {
+        let mut all = listeners.iter().enumerate();
+        all.find(|(_, one)| wanted(one))
+    };
+    let found = first(&is_behind).or_else(|| first(&is_hbone));
+    let namespaces = found.and_then(|(index, one)| {
+        let allowed = one.allowed_routes.as_ref()?;
+        Some((index, allowed.namespaces.as_ref()?))
+    });
+    let Some((index, RouteNamespaces { from, selector })) = namespaces else {
+        return Consent::Same;
+    };
+    match (from.as_deref(), selector) {
+        (None | Some("Same"), _) => Consent::Same,
+        (Some("All"), _) => Consent::All,
+        (Some("None"), _) => Consent::Nobody,
+        (Some("Selector"), Some(selector)) => Consent::Selected(Box::new(selector.clone())),
+        (from, _) => {
+            notes.push(Note::new(
+                format!("spec.listeners[{index}].allowedRoutes.namespaces"),
+                format!(
+                    "{:?} allows no namespace: use Same, All, or Selector with a selector",
+                    from.unwrap_or_default()
+                ),
+            ));
+            Consent::Nobody
+        }
+    }
+}
+
+/// Whether the status of a Gateway records that its waypoint has been ready: by our condition or, as control planes
+/// without that wrote it, by addresses.
+pub(crate) fn has_been_ready(status: &Value) -> bool {
+    let has_value =
+        |one: &Value, field: &str, text: &str| one.get(field).and_then(Value::as_str) == Some(text);
+    let mut conditions = conditions(status).into_iter();
+    let addresses = status.get("addresses").and_then(Value::as_array);
+    conditions
+        .any(|one| has_value(&one, "type", INTRODUCED.name) && has_value(&one, "status", "True"))
+        || addresses.is_some_and(|addresses| !addresses.is_empty())
+}

@@ -1,0 +1,80 @@
+//! The annotation `proxy.istio.io/config` of a Gateway: settings of its waypoint, as `meshConfig.defaultConfig` has
+//! them for all.
+
+use ambit_k8s_api::labels::PROXY_CONFIG;
+use serde_json::{Map, Value};
+
+use crate::problem::Note;
+
+/// Settings of a Gateway's own `proxy.istio.io/config`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ProxyConfig {
+    /// How many proxies before the mesh add to `x-forwarded-for` and are trusted; `None`: as in the mesh.
+    pub(crate) trusted_proxies: Option<u32>,
+    /// Whether something is there that cannot be read, in whose place the last usable value stays.
+    pub(crate) is_unreadable: bool,
+}
+
+/// Reads the annotation. What cannot be used is noted.
+pub(crate) fn read(text: Option<&String>, notes: &mut Vec<Note>) -> ProxyConfig {
+    let Some(text) = text else {
+        return ProxyConfig::default();
+    };
+    match trusted_proxies(text, notes) {
+        Ok(trusted_proxies) => ProxyConfig {
+            trusted_proxies,
+            is_unreadable: false,
+        },
+        Err((place, what)) => {
+            let message = format!(
+                "{what}; the last usable value stays in force, or meshConfig.defaultConfig's if there was none"
+            );
+            notes.push(Note::new(field(&place), message));
+            ProxyConfig {
+                trusted_proxies: None,
+                is_unreadable: true,
+            }
+        }
+    }
+}
+
+type Unreadable = (String, String);
+
+fn trusted_proxies(text: &str, notes: &mut Vec<Note>) -> Result<Option<u32>, Unreadable> {
+    let config: Option<Value> = serde_saphyr::from_str(text)
+        .map_err(|error| (String::new(), format!("is no YAML: {error}")))?;
+    let config = map("", config)?;
+    ignored("", "gatewayTopology", &config, notes);
+    let topology = map(".gatewayTopology", config.get("gatewayTopology").cloned())?;
+    ignored(".gatewayTopology", "numTrustedProxies", &topology, notes);
+    let Some(number) = topology.get("numTrustedProxies") else {
+        return Ok(None);
+    };
+    let usable = number
+        .as_u64()
+        .and_then(|number| u32::try_from(number).ok());
+    usable.map(Some).ok_or_else(|| {
+        let place = ".gatewayTopology.numTrustedProxies".to_owned();
+        (place, format!("{number} is not a number of proxies"))
+    })
+}
+
+fn map(place: &str, value: Option<Value>) -> Result<Map<String, Value>, Unreadable> {
+    match value {
+        None | Some(Value::Null) => Ok(Map::new()),
+        Some(Value::Object(map)) => Ok(map),
+        Some(_) => Err((place.to_owned(), "is not a map".to_owned())),
+    }
+}
+
+/// Notes all but the one setting that is read.
+fn ignored(place: &str, read: &str, of: &Map<String, Value>, notes: &mut Vec<Note>) {
+    for name in of.keys().filter(|name| *name != read) {
+        let field = field(&format!("{place}.{name}"));
+        notes.push(Note::new(field, "has no effect on waypoints"));
+    }
+}
+
+fn field(place: &str) -> String {
+    format!("metadata.annotations[{PROXY_CONFIG}]{place}")
+}

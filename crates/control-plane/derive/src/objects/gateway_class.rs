@@ -1,0 +1,50 @@
+//! Gateway classes: which Gateways are waypoints.
+
+use ambit_k8s_api::GatewayClass;
+use ambit_model::{AppTunnel, ArcStr};
+
+use crate::{
+    config::MeshConfig,
+    objects::{
+        gateway, inbound_binding,
+        readable::{Extent, Followed, Read, Readable},
+        serves::Serves,
+    },
+    problem::FieldError,
+};
+
+impl Followed for GatewayClass {
+    const EXTENT: Extent = Extent::Whole { labels: None };
+}
+
+/// A class as the mesh sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ClassInput {
+    /// Controller of its Gateways.
+    pub(crate) controller: ArcStr,
+    /// Traffic that waypoints of the class serve, unless they declare it themselves.
+    pub(crate) serves: Option<Serves>,
+    /// How tunnels are handed over to pods of the class's Gateways, if those do not say so themselves.
+    pub(crate) inbound_binding: Option<AppTunnel>,
+}
+
+impl Readable for GatewayClass {
+    type Input = ClassInput;
+
+    fn read(&self, _: &MeshConfig) -> Result<Read<ClassInput>, FieldError> {
+        // Its Gateways are waypoints whatever its labels say.
+        let mut notes = Vec::new();
+        let serves = gateway::serves(self.metadata.labels.as_ref()).unwrap_or_else(|note| {
+            notes.push(note);
+            None
+        });
+        let input = ClassInput {
+            controller: self.spec.controller_name.as_str().into(),
+            serves,
+            inbound_binding: inbound_binding::read(&self.metadata, &mut notes),
+        };
+        Ok(Read::of(Some(input), notes))
+    }
+}
+/// The controller of waypoints: all Gateways of its classes are waypoints.
+pub const CONTROLLER: &str = "istio.io/mesh-controller";

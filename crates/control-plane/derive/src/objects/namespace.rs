@@ -1,0 +1,58 @@
+//! Namespaces as they are stored.
+
+use ambit_k8s_api::{Namespace, labels};
+use ambit_model::ArcStr;
+
+use crate::{
+    config::MeshConfig,
+    labels::Labels,
+    objects::{
+        binding::{self, Binding, Canary},
+        readable::{Extent, Followed, Read, Readable},
+    },
+    problem::FieldError,
+};
+
+/// A namespace as the mesh sees it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct NamespaceInput {
+    /// Traffic distribution of services that say nothing about it themselves.
+    pub(crate) distribution: Option<String>,
+    pub(crate) network: ArcStr,
+    pub(crate) labels: Labels,
+    /// The waypoint that its labels name.
+    pub(crate) binding: Option<Binding>,
+    /// A second one for services that its labels name.
+    pub(crate) canary: Option<Canary>,
+    /// Whether ingress gateways send through the waypoints of its services.
+    pub(crate) ingress: Option<bool>,
+}
+
+impl Followed for Namespace {
+    const EXTENT: Extent = Extent::Metadata;
+}
+
+impl Readable for Namespace {
+    type Input = NamespaceInput;
+
+    fn read(&self, _: &MeshConfig) -> Result<Read<NamespaceInput>, FieldError> {
+        let annotations = self.metadata.annotations.as_ref();
+        let distribution = annotations.and_then(|all| all.get(labels::TRAFFIC_DISTRIBUTION));
+        let labels = self.metadata.labels.as_ref();
+        let network = labels.and_then(|all| all.get(labels::NETWORK));
+        Ok(Read::plain(NamespaceInput {
+            distribution: distribution.cloned(),
+            network: network.map(ArcStr::from).unwrap_or_default(),
+            binding: labels.and_then(|all| {
+                let name = self.metadata.name.as_deref().unwrap_or_default();
+                Binding::of(all, name)
+            }),
+            canary: Canary::of(
+                &self.metadata,
+                self.metadata.name.as_deref().unwrap_or_default(),
+            ),
+            ingress: binding::ingress(&self.metadata),
+            labels: labels.cloned().unwrap_or_default(),
+        }))
+    }
+}

@@ -1,0 +1,35 @@
+//! Nodes: where pods are.
+
+use ambit_k8s_api::{Node, ObjectMeta, labels};
+use ambit_model::{ArcStr, Locality};
+
+use crate::{
+    config::MeshConfig,
+    objects::readable::{Extent, Followed, Read, Readable},
+    problem::FieldError,
+};
+
+impl Followed for Node {
+    const EXTENT: Extent = Extent::Metadata;
+}
+
+impl Readable for Node {
+    type Input = Locality;
+
+    fn read(&self, _: &MeshConfig) -> Result<Read<Locality>, FieldError> {
+        Ok(Read::plain(read(&self.metadata)))
+    }
+}
+
+fn read(metadata: &ObjectMeta) -> Locality {
+    let labels = metadata.labels.as_ref();
+    let label = |name: &str| {
+        let value = labels.and_then(|all| all.get(name));
+        value.map(ArcStr::from).unwrap_or_default()
+    };
+    Locality {
+        region: label(labels::REGION),
+        zone: label(labels::ZONE),
+        subzone: label(labels::SUBZONE),
+    }
+}

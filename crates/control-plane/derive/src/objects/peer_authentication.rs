@@ -1,0 +1,149 @@
+//! PeerAuthentications as they are stored.
+
+use std::collections::BTreeMap;
+
+use ambit_k8s_api::{
+    ObjectMeta, PeerAuthentication, created,
+    istio::{MtlsMode, PeerAuthenticationSpec, selected_labels},
+};
+use ambit_model::ArcStr;
+use serde_json::Value;
+
+use crate::{
+    config::MeshConfig,
+    labels::Labels,
+    objects::readable::{Extent, Followed, Read, Readable, field},
+    problem::{FieldError, Note},
+};
+
+impl Followed for PeerAuthentication {
+    const EXTENT: Extent = Extent::Whole { labels: None };
+}
+
+impl Readable for PeerAuthentication {
+    type Input = PeerAuthInput;
+
+    fn read(&self, config: &MeshConfig) -> Result<Read<PeerAuthInput>, FieldError> {
+        let (input, notes) = PeerAuthInput::read(self, config)?;
+        Ok(Read::of(Some(input), notes))
+    }
+
+    fn substitute(&self, _: &MeshConfig) -> Option<PeerAuthInput> {
+        Some(PeerAuthInput::substitute(self))
+    }
+
+    /// Its scope. One that cannot be read either is the whole namespace.
+    fn readable_part(metadata: ObjectMeta, spec: Option<&Value>) -> Option<Self> {
+        Some(Self {
+            metadata,
+            spec: PeerAuthenticationSpec {
+                selector: field(spec, "selector"),
+                ..PeerAuthenticationSpec::default()
+            },
+            ..Self::default()
+        })
+    }
+}
+
+/// A PeerAuthentication as the mesh sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct PeerAuthInput {
+    pub(crate) name: ArcStr,
+    pub(crate) namespace: ArcStr,
+    pub(crate) selector: Option<Labels>,
+    pub(crate) mode: Option<Mode>,
+    /// Only ports that are set.
+    pub(crate) ports: BTreeMap<u16, Mode>,
+    created: String,
+}
+
+/// Whether plaintext is refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Mode {
+    #[default]
+    Permissive,
+    Strict,
+}
+
+fn mode(mode: MtlsMode) -> Option<Mode> {
+    match mode {
+        MtlsMode::Unset => None,
+        MtlsMode::Disable | MtlsMode::Permissive => Some(Mode::Permissive),
+        MtlsMode::Strict => Some(Mode::Strict),
+    }
+}
+
+impl PeerAuthInput {
+    fn read(
+        policy: &PeerAuthentication,
+        config: &MeshConfig,
+    ) -> Result<(Self, Vec<Note>), FieldError> {
+        let spec = &policy.spec;
+        let mut notes = Vec::new();
+        let namespace: ArcStr = policy
+            .metadata
+            .namespace
+            .as_deref()
+            .unwrap_or("default")
+            .into();
+        let selector = selected_labels(spec.selector.as_ref()).cloned();
+        if selector.is_some() && namespace == config.root_namespace {
+            notes.push(Note::new(
+                "spec.selector",
+                "a selector in the root namespace has no effect; put the object into the workloads' namespace",
+            ));
+        }
+        let mut ports = BTreeMap::new();
+        for (text, setting) in &spec.port_level_mtls {
+            let field = format!("spec.portLevelMtls[{text}]");
+            if selector.is_none() {
+                return Err(FieldError::new(
+                    field,
+                    "ports can only be set together with spec.selector",
+                ));
+            }
+            let port = text
+                .parse::<u16>()
+                .ok()
+                .filter(|port| *port != 0)
+                .ok_or_else(|| {
+                    FieldError::new(field, format!("{text:?} is not a port, 1 to 65535"))
+                })?;
+            if let Some(mode) = mode(setting.mode) {
+                ports.insert(port, mode);
+            }
+        }
+        Ok((
+            Self {
+                name: policy.metadata.name.as_deref().unwrap_or_default().into(),
+                namespace,
+                selector,
+                mode: spec.mtls.and_then(|mtls| mode(mtls.mode)),
+                ports,
+                created: created(&policy.metadata),
+            },
+            notes,
+        ))
+    }
+
+    /// The fail-closed substitute: no plaintext.
+    fn substitute(policy: &PeerAuthentication) -> Self {
+        Self {
+            name: policy.metadata.name.as_deref().unwrap_or_default().into(),
+            namespace: policy
+                .metadata
+                .namespace
+                .as_deref()
+                .unwrap_or("default")
+                .into(),
+            selector: selected_labels(policy.spec.selector.as_ref()).cloned(),
+            mode: Some(Mode::Strict),
+            ports: BTreeMap::new(),
+            created: created(&policy.metadata),
+        }
+    }
+
+    pub(crate) fn age(&self) -> (&str, &str) {
+        (&self.created, &self.name)
+    }
+}

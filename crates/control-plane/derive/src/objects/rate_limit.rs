@@ -1,0 +1,153 @@
+//! Rate limits: how many requests waypoints allow. Each waypoint that one is attached to receives it.
+//!
+//! An invalid one without a last good form is published as one that decides nothing: requests to its targets are
+//! refused, or pass where `failOpen` is set.
+
+pub(crate) mod read;
+
+use ambit_k8s_api::{
+    Kind, ObjectKey, ObjectMeta, RateLimit,
+    ambit::{GlobalRateLimit, RateLimitSpec},
+};
+use ambit_model::{self as model, ArcStr, PolicyKey};
+use serde_json::Value;
+
+use crate::{
+    config::MeshConfig,
+    objects::{
+        readable::{Extent, Followed, Read, Readable, field},
+        targets::{Targets, readable_references, references},
+    },
+    problem::FieldError,
+};
+
+impl Followed for RateLimit {
+    const EXTENT: Extent = Extent::Whole { labels: None };
+}
+
+/// A rate limit as the mesh sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct RateLimitInput {
+    pub(crate) targets: Targets,
+    /// Without the place of the rate-limit service.
+    pub(crate) limit: model::RateLimit,
+    pub(crate) callee: Option<Callee>,
+}
+
+impl RateLimitInput {
+    /// Whether it only counts and refuses nothing.
+    pub(crate) fn is_dry_run(&self) -> bool {
+        self.limit.dry_run
+    }
+}
+
+/// The rate-limit service, which may not be there.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Callee {
+    /// Key of the Service.
+    pub(crate) object: ObjectKey,
+    /// Service as written, `namespace/host`.
+    pub(crate) service: String,
+    pub(crate) port: u16,
+}
+
+impl Readable for RateLimit {
+    type Input = RateLimitInput;
+
+    fn read(&self, config: &MeshConfig) -> Result<Read<RateLimitInput>, FieldError> {
+        let spec = &self.spec;
+        let outline = outline(self);
+        let references = references(None, &spec.target_refs);
+        let targets = Targets::read(references, &outline.key.namespace, config)?;
+        if spec.local.is_empty() && spec.global.is_none() {
+            let message = "a limit is needed: spec.local or spec.global";
+            return Err(FieldError::new("spec", message));
+        }
+        let global = spec.global.as_ref();
+        let namespace = &outline.key.namespace;
+        let callee = global.map(|global| callee(global, namespace, config));
+        Ok(Read::plain(RateLimitInput {
+            targets,
+            limit: model::RateLimit {
+                local: read::local(&spec.local)?,
+                global: global.map(read::global).transpose()?,
+                tells: spec.tell_clients,
+                ..outline
+            },
+            callee: callee.transpose()?,
+        }))
+    }
+
+    fn substitute(&self, config: &MeshConfig) -> Option<RateLimitInput> {
+        let references = references(None, &self.spec.target_refs);
+        let outline = outline(self);
+        Some(RateLimitInput {
+            targets: Targets::possible(&references, &outline.key.namespace, config)?,
+            limit: model::RateLimit {
+                not_understood: Some("the rate limit cannot be used as it is written".into()),
+                ..outline
+            },
+            callee: None,
+        })
+    }
+
+    fn readable_part(metadata: ObjectMeta, spec: Option<&Value>) -> Option<Self> {
+        Some(Self {
+            metadata,
+            spec: RateLimitSpec {
+                target_refs: readable_references(spec),
+                fail_open: field(spec, "failOpen").unwrap_or_default(),
+                dry_run: field(spec, "dryRun").unwrap_or_default(),
+                ..RateLimitSpec::default()
+            },
+            ..Self::default()
+        })
+    }
+
+    fn is_attached(&self) -> bool {
+        !self.spec.target_refs.is_empty()
+    }
+}
+
+/// Which object it is, and what becomes of requests that it does not decide about.
+fn outline(limit: &RateLimit) -> model::RateLimit {
+    let metadata = &limit.metadata;
+    model::RateLimit {
+        key: PolicyKey {
+            namespace: metadata.namespace.as_deref().unwrap_or("default").into(),
+            name: metadata.name.as_deref().unwrap_or_default().into(),
+        },
+        dry_run: limit.spec.dry_run,
+        fail_open: limit.spec.fail_open,
+        ..model::RateLimit::default()
+    }
+}
+
+/// The rate-limit service. Waypoints call it under the identity of the object's namespace.
+pub(crate) fn callee(
+    global: &GlobalRateLimit,
+    own: &ArcStr,
+    config: &MeshConfig,
+) -> Result<Callee, FieldError> {
+    let from = &global.service;
+    let namespace = from.namespace.as_deref().unwrap_or(own);
+    if !ambit_k8s_api::is_dns_name(namespace, 63) {
+        let message = format!("{namespace:?} is no name of a namespace");
+        return Err(FieldError::new("spec.global.service.namespace", message));
+    }
+    if !ambit_k8s_api::is_dns_name(&from.name, 63) {
+        let message = format!("{:?} is no name of a Service", from.name);
+        return Err(FieldError::new("spec.global.service.name", message));
+    }
+    let port = u16::try_from(from.port).ok().filter(|port| *port > 0);
+    let port = port.ok_or_else(|| {
+        let message = format!("{} is not a port, 1 to 65535", from.port);
+        FieldError::new("spec.global.service.port", message)
+    })?;
+    let (name, domain) = (&from.name, &config.cluster_domain);
+    Ok(Callee {
+        object: ObjectKey::new(Kind::Service, namespace, name.as_str()),
+        service: format!("{namespace}/{name}.{namespace}.svc.{domain}"),
+        port,
+    })
+}

@@ -1,0 +1,88 @@
+//! ReferenceGrants as they are stored.
+
+use ambit_k8s_api::{Kind, ReferenceGrant, gateway};
+use ambit_model::ArcStr;
+
+use crate::{
+    config::MeshConfig,
+    objects::readable::{Extent, Followed, Read, Readable},
+    problem::FieldError,
+};
+
+impl Followed for ReferenceGrant {
+    const EXTENT: Extent = Extent::Whole { labels: None };
+}
+
+/// Kinds of objects for which waypoints make calls, or the control plane fetches key sets.
+pub(crate) const CALLING: [Kind; 3] = [
+    Kind::WasmPlugin,
+    Kind::RateLimit,
+    Kind::RequestAuthentication,
+];
+
+/// A grant, as far as it is about routes, calls and services, or about services and pods.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct GrantInput {
+    /// Kinds of targets, and their namespaces: Services and ServiceEntries.
+    pub(crate) attached: Vec<(Kind, ArcStr)>,
+    /// Names of pods; `None` for all.
+    pub(crate) pods: Vec<Option<ArcStr>>,
+    /// Kinds of routes and of objects for which waypoints make calls, and their namespaces.
+    pub(crate) from: Vec<(Kind, ArcStr)>,
+    /// Names of services; `None` for all.
+    pub(crate) to: Vec<Option<ArcStr>>,
+}
+
+impl GrantInput {
+    pub(crate) fn covers(&self, from: (Kind, &str), service: &str) -> bool {
+        self.is_from(from) && self.covers_service(service)
+    }
+
+    pub(crate) fn is_from(&self, from: (Kind, &str)) -> bool {
+        let mut all = self.from.iter();
+        all.any(|(kind, namespace)| (*kind, namespace.as_str()) == from)
+    }
+
+    pub(crate) fn covers_service(&self, service: &str) -> bool {
+        let is_to = |name: &Option<ArcStr>| name.as_ref().is_none_or(|name| name == service);
+        self.to.iter().any(is_to)
+    }
+}
+
+impl Readable for ReferenceGrant {
+    type Input = GrantInput;
+
+    fn read(&self, _: &MeshConfig) -> Result<Read<GrantInput>, FieldError> {
+        let attached = self.spec.from.iter().filter_map(|from| {
+            let kind = match (from.group.as_str(), from.kind.as_str()) {
+                ("", "Service") => Kind::Service,
+                ("networking.istio.io", "ServiceEntry") => Kind::ServiceEntry,
+                _ => return None,
+            };
+            Some((kind, from.namespace.as_str().into()))
+        });
+        let from = self.spec.from.iter().filter_map(|from| {
+            let kind = Kind::find(Some(&format!("{}/v1", from.group)), &from.kind)?;
+            let is_route = from.group == gateway::GROUP || kind == Kind::VirtualService;
+            let is_read = is_route || CALLING.contains(&kind);
+            is_read.then(|| (kind, from.namespace.as_str().into()))
+        });
+        let to = |kind: &str| {
+            let to = self.spec.to.iter();
+            let to = to.filter(|to| to.group.is_empty() && to.kind == kind);
+            // An empty name is one that is left out.
+            let names = to.map(|to| to.name.as_deref().filter(|name| !name.is_empty()));
+            names.map(|name| name.map(ArcStr::from)).collect::<Vec<_>>()
+        };
+        let input = GrantInput {
+            attached: attached.collect(),
+            pods: to("Pod"),
+            from: from.collect(),
+            to: to("Service"),
+        };
+        let is_of_routes = !input.from.is_empty() && !input.to.is_empty();
+        let is_of_pods = !input.attached.is_empty() && !input.pods.is_empty();
+        let says_something = is_of_routes || is_of_pods;
+        Ok(Read::of(says_something.then_some(input), Vec::new()))
+    }
+}

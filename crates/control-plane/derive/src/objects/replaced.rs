@@ -1,0 +1,130 @@
+//! Waypoints that objects keep until the one that their label names has been ready, as a condition of that one's Gateway:
+//! a control plane that starts reads there what it cannot have seen.
+//!
+//! A message is a list of `KIND NAMESPACE/NAME keeps NAMESPACE/GATEWAY`, separated by `; `; a Namespace has its name alone.
+
+use std::collections::BTreeMap;
+
+use ambit_k8s_api::{Kind, ObjectKey, status::conditions};
+use ambit_model::GatewayName;
+use serde_json::Value;
+
+use crate::condition::{LONGEST, REPLACES, Verdict};
+
+/// Kinds of objects with labels that name waypoints.
+const HOLDERS: [Kind; 5] = [
+    Kind::Namespace,
+    Kind::Service,
+    Kind::ServiceEntry,
+    Kind::WorkloadEntry,
+    Kind::Pod,
+];
+const KEEPS: &str = " keeps ";
+const SEPARATOR: &str = "; ";
+
+/// The condition for objects and the waypoints that they keep; none without any. Objects for which a condition has no
+/// room are left out.
+pub(crate) fn verdict<'a>(
+    kept: impl Iterator<Item = (&'a ObjectKey, &'a GatewayName)>,
+) -> Option<Verdict> {
+    let mut message = String::new();
+    for (holder, gateway) in kept {
+        let one = format!("{holder}{KEEPS}{gateway}");
+        if message.len() + SEPARATOR.len() + one.len() > LONGEST {
+            break;
+        }
+        if !message.is_empty() {
+            message.push_str(SEPARATOR);
+        }
+        message.push_str(&one);
+    }
+    (!message.is_empty()).then_some(Verdict {
+        is_true: true,
+        reason: "Waiting",
+        message,
+        is_trouble: false,
+    })
+}
+
+/// Objects and the waypoints that they keep, as the status of a Gateway has them. What is not understood is left out.
+pub(crate) fn read(status: &Value) -> BTreeMap<ObjectKey, GatewayName> {
+    let text = |one: &Value, field: &str| Some(one.get(field)?.as_str()?.to_owned());
+    let conditions = conditions(status).into_iter();
+    let mut own = conditions.filter(|one| text(one, "type").as_deref() == Some(REPLACES.name));
+    let message = own.next().and_then(|one| text(&one, "message"));
+    let message = message.unwrap_or_default();
+    message.split(SEPARATOR).filter_map(one).collect()
+}
+
+fn one(text: &str) -> Option<(ObjectKey, GatewayName)> {
+    let (holder, gateway) = text.split_once(KEEPS)?;
+    let (kind, name) = holder.split_once(' ')?;
+    let kind = HOLDERS.into_iter().find(|one| one.as_str() == kind)?;
+    let (namespace, name) = match name.split_once('/') {
+        Some((namespace, name)) => (namespace, name),
+        None => ("", name),
+    };
+    let (of, gateway) = gateway.split_once('/')?;
+    Some((
+        ObjectKey::new(kind, namespace, name),
+        GatewayName::new(of, gateway),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn status(message: &str) -> Value {
+        json!({"conditions": [
+            {"type": "Accepted", "message": "Namespace other keeps a/b"},
+            {"type": REPLACES.name, "message": message},
+        ]})
+    }
+
+    #[test]
+    fn conditions_are_read_back() {
+        let kept: BTreeMap<_, _> = HOLDERS
+            .into_iter()
+            .map(|kind| {
+                let namespace = if kind == Kind::Namespace { "" } else { "shop" };
+                let holder = ObjectKey::new(kind, namespace, "web");
+                (holder, GatewayName::new("shop", "old"))
+            })
+            .collect();
+        let verdict = verdict(kept.iter()).unwrap();
+        assert!(verdict.message.contains("Namespace web keeps shop/old"));
+        assert_eq!(read(&status(&verdict.message)), kept);
+    }
+
+    #[test]
+    fn what_is_no_such_condition_keeps_nothing() {
+        assert_eq!(super::verdict(std::iter::empty()), None);
+        for message in [
+            "",
+            "Namespace shop",
+            "Namespace shop keeps old",
+            "Secret shop/a keeps shop/old",
+            " keeps /",
+        ] {
+            assert!(read(&status(message)).is_empty(), "{message}");
+        }
+        assert!(read(&Value::Null).is_empty());
+    }
+
+    #[test]
+    fn a_condition_names_as_many_as_it_has_room_for() {
+        let names = (0..100).map(|number| format!("web-{number}"));
+        let holders: Vec<_> = names
+            .map(|name| ObjectKey::new(Kind::Service, "shop", name))
+            .collect();
+        let old = GatewayName::new("shop", "old");
+        let verdict = verdict(holders.iter().map(|holder| (holder, &old))).unwrap();
+        assert!(verdict.message.len() <= LONGEST);
+        let back = read(&status(&verdict.message));
+        assert!((20..100).contains(&back.len()), "{}", back.len());
+        assert!(back.keys().all(|holder| holders.contains(holder)));
+    }
+}

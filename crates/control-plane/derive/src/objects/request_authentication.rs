@@ -1,0 +1,101 @@
+//! RequestAuthentications as they are stored.
+
+pub(crate) mod input;
+pub(crate) mod rules;
+
+use ambit_k8s_api::{ObjectMeta, RequestAuthentication, istio::RequestAuthenticationSpec};
+use ambit_model::{ArcStr, PolicyKey};
+use serde_json::Value;
+
+use crate::{
+    config::MeshConfig,
+    objects::{
+        key_source::KeySource,
+        readable::{Extent, Followed, Read, Readable},
+        request_authentication::input::RuleInput,
+        targets::{Targets, readable_references, references},
+    },
+    problem::FieldError,
+};
+
+impl Followed for RequestAuthentication {
+    const EXTENT: Extent = Extent::Whole { labels: None };
+}
+
+/// An object as the mesh sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct AuthenticationInput {
+    pub(crate) targets: Targets,
+    pub(crate) key: PolicyKey,
+    pub(crate) rules: Vec<RuleInput>,
+    pub(crate) not_understood: Option<ArcStr>,
+}
+
+impl AuthenticationInput {
+    /// The key sets that it names by address.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = &KeySource> {
+        self.rules.iter().filter_map(|rule| rule.source.as_ref())
+    }
+}
+
+impl Readable for RequestAuthentication {
+    type Input = AuthenticationInput;
+
+    fn read(&self, config: &MeshConfig) -> Result<Read<AuthenticationInput>, FieldError> {
+        let mut notes = Vec::new();
+        if self.spec.selector.is_some() && self.is_attached() {
+            return Err(FieldError::new(
+                "spec.selector",
+                "cannot be given together with spec.targetRefs",
+            ));
+        }
+        let key = key_of(self);
+        let references = references(self.spec.target_ref.as_ref(), &self.spec.target_refs);
+        let targets = Targets::read(references, &key.namespace, config)?;
+        // Objects of the root namespace are the administrator's.
+        let caller = (key.namespace != config.root_namespace).then(|| key.namespace.clone());
+        let rules = rules::read(&self.spec.jwt_rules, caller.as_ref(), &mut notes)?;
+        let input = AuthenticationInput {
+            targets,
+            key,
+            rules,
+            not_understood: None,
+        };
+        Ok(Read::of(Some(input), notes))
+    }
+
+    /// Refuses everything at what its targets may mean.
+    fn substitute(&self, config: &MeshConfig) -> Option<AuthenticationInput> {
+        let key = key_of(self);
+        let references = references(self.spec.target_ref.as_ref(), &self.spec.target_refs);
+        Some(AuthenticationInput {
+            targets: Targets::possible(&references, &key.namespace, config)?,
+            key,
+            rules: Vec::new(),
+            not_understood: Some("the object cannot be used as it is written".into()),
+        })
+    }
+
+    fn readable_part(metadata: ObjectMeta, spec: Option<&Value>) -> Option<Self> {
+        Some(Self {
+            metadata,
+            spec: RequestAuthenticationSpec {
+                target_refs: readable_references(spec),
+                ..RequestAuthenticationSpec::default()
+            },
+            ..Self::default()
+        })
+    }
+
+    fn is_attached(&self) -> bool {
+        self.spec.target_ref.is_some() || !self.spec.target_refs.is_empty()
+    }
+}
+
+fn key_of(object: &RequestAuthentication) -> PolicyKey {
+    let metadata = &object.metadata;
+    PolicyKey {
+        namespace: metadata.namespace.as_deref().unwrap_or("default").into(),
+        name: metadata.name.as_deref().unwrap_or_default().into(),
+    }
+}

@@ -1,0 +1,82 @@
+//! Backends of rules: services that requests or connections go to.
+
+use ambit_k8s_api::{ambit, gateway};
+use ambit_model::ArcStr;
+
+use crate::{
+    objects::route::{filters::FilterInput, references::Reference},
+    problem::{FieldError, Note},
+};
+
+/// Destination of a rule.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct BackendInput {
+    pub(crate) to: Reference,
+    /// Subset of the service's endpoints; all if `None`.
+    pub(crate) subset: Option<ArcStr>,
+    pub(crate) weight: u32,
+    pub(crate) filters: Vec<FilterInput>,
+}
+
+/// Traffic of which a destination has a share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Share {
+    /// Share of requests.
+    Requests,
+    /// Share of connections.
+    Connections,
+}
+
+impl Share {
+    /// Effect where there is no destination.
+    pub(crate) fn refused(self) -> &'static str {
+        match self {
+            Self::Requests => "its share of requests is answered with an error",
+            Self::Connections => "its share of connections is refused",
+        }
+    }
+}
+
+impl BackendInput {
+    /// Reads a backend. Parts that cannot be used are noted.
+    pub(crate) fn read(
+        from: &gateway::HttpBackendRef,
+        namespace: &str,
+        (at, share): (&str, Share),
+        filters: Vec<FilterInput>,
+        notes: &mut Vec<Note>,
+    ) -> Result<Self, FieldError> {
+        let weight = from.weight.unwrap_or(1);
+        let weight = u32::try_from(weight).map_err(|_| {
+            FieldError::new(format!("{at}.weight"), format!("{weight} is less than 0"))
+        })?;
+        let mut reference = gateway::BackendReference {
+            group: from.group.clone(),
+            kind: from.kind.clone(),
+            namespace: from.namespace.clone(),
+            name: from.name.clone(),
+            port: from.port,
+            ..gateway::BackendReference::default()
+        };
+        let is_subset = from.group.as_deref() == Some(ambit::GROUP)
+            && from.kind.as_deref() == Some(ambit::SUBSET);
+        let mut subset = None;
+        if is_subset && share == Share::Requests {
+            let named = from.name.split_once('.');
+            let (service, name) = named.filter(|(_, name)| !name.is_empty()).ok_or_else(|| {
+                let message = format!("{:?} is not <Service>.<subset>", from.name);
+                FieldError::new(format!("{at}.name"), message)
+            })?;
+            reference.group = None;
+            reference.kind = None;
+            service.clone_into(&mut reference.name);
+            subset = Some(ArcStr::from(name));
+        }
+        Ok(Self {
+            to: Reference::read(&reference, namespace, at, share.refused(), notes)?,
+            subset,
+            weight,
+            filters,
+        })
+    }
+}

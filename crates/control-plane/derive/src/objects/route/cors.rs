@@ -1,0 +1,109 @@
+//! Which scripts of other origins may read answers.
+
+use ambit_k8s_api::gateway::HttpCorsFilter;
+use ambit_model::{ArcStr, HttpCors};
+use regex::Regex;
+
+use crate::{
+    objects::route::reader::{Reader, is_token},
+    problem::FieldError,
+};
+
+/// Most entries of a list, as the API has it.
+const MOST: usize = 64;
+/// Default of `maxAge`, in seconds.
+const MAX_AGE: i32 = 5;
+/// An origin as the API has it, and its port.
+const ORIGIN: &str =
+    r"^https?://(?:(?:\*\.)?(?:[a-zA-Z0-9-]+\.)*[a-zA-Z0-9-]+|\*)(?::([0-9]{1,5}))?$";
+
+/// Whether a text can stand in a list.
+type IsOne = fn(&str) -> bool;
+
+/// Reads the filter. What cannot be done makes the rule unusable.
+pub(crate) fn read(
+    reader: &mut Reader<'_>,
+    at: &str,
+    from: &HttpCorsFilter,
+) -> Result<HttpCors, FieldError> {
+    reader.unknown(at, &from.other);
+    let max_age = from.max_age.unwrap_or(MAX_AGE);
+    let max_age = u32::try_from(max_age).ok().filter(|age| *age > 0);
+    let max_age = max_age
+        .ok_or_else(|| FieldError::new(format!("{at}.maxAge"), "is not a number of seconds"))?;
+    let lists: [(_, &[String], IsOne); 4] = [
+        ("allowOrigins", &from.allow_origins, is_origin),
+        ("allowMethods", &from.allow_methods, is_token),
+        ("allowHeaders", &from.allow_headers, is_token),
+        ("exposeHeaders", &from.expose_headers, is_token),
+    ];
+    for (name, list, is_one) in lists {
+        let at = format!("{at}.{name}");
+        if list.len() > MOST {
+            let message = format!("{} are too many: at most {MOST}", list.len());
+            return Err(FieldError::new(at, message));
+        }
+        let has_star = list.iter().any(|text| text == "*");
+        if has_star && list.len() > 1 && name != "exposeHeaders" {
+            reader.unsupported(at.clone(), "* must be the only value");
+        }
+        for text in list.iter().filter(|text| *text != "*" && !is_one(text)) {
+            reader.unsupported(at.clone(), &format!("{text:?} is not valid here"));
+        }
+    }
+    let texts = |list: &[String]| {
+        list.iter()
+            .map(|text| ArcStr::from(text.as_str()))
+            .collect()
+    };
+    Ok(HttpCors {
+        allow_origins: texts(&from.allow_origins),
+        allow_credentials: from.allow_credentials.unwrap_or(false),
+        allow_methods: texts(&from.allow_methods),
+        allow_headers: texts(&from.allow_headers),
+        expose_headers: texts(&from.expose_headers),
+        max_age,
+    })
+}
+
+fn is_origin(text: &str) -> bool {
+    let pattern = Regex::new(ORIGIN).ok();
+    let found = pattern.as_ref().and_then(|pattern| pattern.captures(text));
+    let port = found.map(|found| found.get(1).map(|port| port.as_str().parse::<u16>()));
+    match port {
+        Some(Some(port)) => port.is_ok_and(|port| port != 0),
+        Some(None) => true,
+        None => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins_are_as_the_api_has_them() {
+        for text in [
+            "http://a",
+            "https://*",
+            "https://*.a.b:8443",
+            "http://10.0.0.1",
+        ] {
+            assert!(is_origin(text), "{text}");
+        }
+        for text in [
+            "",
+            "a",
+            "null",
+            "ftp://a",
+            "https://a/",
+            "https://*a",
+            "https://a.*",
+            "https://a:0",
+            "https://a:99999",
+            "https://a\n",
+        ] {
+            assert!(!is_origin(text), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Filters of the type `ExtensionRef`: objects of our own kinds, of the route's namespace. A request may not pass without
+//! a filter that its rule names, so that one that is not there is in the way of all its requests.
+
+use ambit_k8s_api::{Kind, ObjectKey, ambit, gateway::LocalObjectReference};
+
+use crate::{objects::route::reader::Reader, problem::FieldError};
+
+/// Filter that is an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ExtensionInput(pub(crate) ObjectKey);
+
+impl ExtensionInput {
+    /// Key of the object that the filter names.
+    pub(crate) fn target(&self) -> &ObjectKey {
+        &self.0
+    }
+
+    /// Whether another is of the same kind.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        self.0.kind == other.0.kind
+    }
+}
+
+impl Reader<'_> {
+    /// Reads one; of what is no kind of ours nothing is known.
+    pub(crate) fn extension(
+        &mut self,
+        at: &str,
+        from: &LocalObjectReference,
+        namespace: &str,
+    ) -> Result<Option<ExtensionInput>, FieldError> {
+        let at = format!("{at}.extensionRef");
+        self.unknown(&at, &from.other);
+        let LocalObjectReference {
+            group, kind, name, ..
+        } = from;
+        let known = match (group.as_str(), kind.as_str()) {
+            (ambit::GROUP, "HTTPFault") => Kind::HTTPFault,
+            _ => {
+                let what = format!("{kind:?} of the group {group:?} is not supported");
+                self.unsupported(at, &what);
+                return Ok(None);
+            }
+        };
+        if !ambit_k8s_api::is_dns_name(name, 253) {
+            let message = format!("{name:?} is no name of an object");
+            return Err(FieldError::new(format!("{at}.name"), message));
+        }
+        let key = ObjectKey::new(known, namespace, name.as_str());
+        Ok(Some(ExtensionInput(key)))
+    }
+}

@@ -1,0 +1,308 @@
+//! Filters of rules, which change requests and responses.
+
+use ambit_k8s_api::gateway::{
+    self, HttpHeaderFilter, HttpPathModifier, HttpRouteFilter, HttpRouteTimeouts,
+};
+use ambit_model::{
+    ArcStr, HeaderChanges, HttpFilter, HttpRedirect, HttpRewrite, HttpTimeouts, PathChange,
+    is_reserved_header,
+};
+
+use crate::{
+    objects::{
+        durations,
+        route::{
+            cors,
+            extension::ExtensionInput,
+            mirrors::MirrorInput,
+            reader::{Reader, is_token},
+            references,
+        },
+    },
+    problem::FieldError,
+};
+
+/// The reason of a condition, as the Gateway API has it.
+pub(crate) const INCOMPATIBLE: &str = "IncompatibleFilters";
+/// Most filters of a rule, or of one of its backends, as the API has it.
+const MOST: usize = 16;
+
+/// A filter, as far as it can be read from the route alone.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum FilterInput {
+    /// Filter that needs nothing but the route.
+    Known(HttpFilter),
+    /// Mirror to a service, which is resolved when the route is rendered.
+    Mirror(MirrorInput),
+    /// Filter of another object, which is resolved when the route is rendered.
+    Extension(ExtensionInput),
+}
+
+/// Returns the mirrors among filters.
+pub(crate) fn mirrors(filters: &[FilterInput]) -> impl Iterator<Item = &MirrorInput> {
+    filters.iter().filter_map(|filter| match filter {
+        FilterInput::Mirror(mirror) => Some(mirror),
+        FilterInput::Known(_) | FilterInput::Extension(_) => None,
+    })
+}
+
+/// Returns the filters that are objects.
+pub(crate) fn extensions(filters: &[FilterInput]) -> impl Iterator<Item = &ExtensionInput> {
+    filters.iter().filter_map(|filter| match filter {
+        FilterInput::Extension(extension) => Some(extension),
+        FilterInput::Known(_) | FilterInput::Mirror(_) => None,
+    })
+}
+
+impl Reader<'_> {
+    /// Reads the filters of a rule, or of one of its backends. What cannot be done makes the rule unusable.
+    pub(crate) fn filters(
+        &mut self,
+        at: &str,
+        filters: &[HttpRouteFilter],
+        namespace: &str,
+    ) -> Result<Vec<FilterInput>, FieldError> {
+        let mut read: Vec<FilterInput> = Vec::new();
+        if filters.len() > MOST {
+            let message = format!("{} are too many: at most {MOST}", filters.len());
+            return Err(FieldError::new(format!("{at}.filters"), message));
+        }
+        for (index, filter) in filters.iter().enumerate() {
+            let at = format!("{at}.filters[{index}]");
+            self.unknown(&at, &filter.other);
+            let Some(filter) = self.filter(&at, filter, namespace)? else {
+                continue;
+            };
+            let is_again = |other: &FilterInput| match (other, &filter) {
+                (FilterInput::Known(other), FilterInput::Known(filter)) => {
+                    std::mem::discriminant(other) == std::mem::discriminant(filter)
+                }
+                (FilterInput::Extension(other), FilterInput::Extension(extension)) => {
+                    other.is_like(extension)
+                }
+                _ => false,
+            };
+            if read.iter().any(is_again) {
+                self.refuse(INCOMPATIBLE, at, "a filter of this type is duplicated");
+            }
+            read.push(filter);
+        }
+        self.check_pair(at, &read);
+        Ok(read)
+    }
+
+    /// Refuses a redirect together with a rewrite.
+    fn check_pair(&mut self, at: &str, filters: &[FilterInput]) {
+        let is_any = |of: fn(&HttpFilter) -> bool| {
+            let mut filters = filters.iter();
+            filters.any(|filter| matches!(filter, FilterInput::Known(filter) if of(filter)))
+        };
+        if is_any(|filter| matches!(filter, HttpFilter::Redirect(_)))
+            && is_any(|filter| matches!(filter, HttpFilter::Rewrite(_)))
+        {
+            let what = "RequestRedirect and URLRewrite exclude each other";
+            self.refuse(INCOMPATIBLE, format!("{at}.filters"), what);
+        }
+    }
+
+    /// Reads the timeouts of requests.
+    pub(crate) fn timeouts(
+        &mut self,
+        at: &str,
+        from: Option<&HttpRouteTimeouts>,
+    ) -> Result<HttpTimeouts, FieldError> {
+        let Some(from) = from else {
+            return Ok(HttpTimeouts::default());
+        };
+        let at = format!("{at}.timeouts");
+        self.unknown(&at, &from.other);
+        let one = |name: &str, text: Option<&str>| {
+            let read = text.map(durations::read).transpose();
+            let read = read.map_err(|error| FieldError::new(format!("{at}.{name}"), error))?;
+            Ok(read.flatten())
+        };
+        let timeouts = HttpTimeouts {
+            request: one("request", from.request.as_deref())?,
+            backend_request: one("backendRequest", from.backend_request.as_deref())?,
+        };
+        if let (Some(all), Some(each)) = (timeouts.request, timeouts.backend_request)
+            && each > all
+        {
+            let field = format!("{at}.backendRequest");
+            return Err(FieldError::new(field, "is longer than timeouts.request"));
+        }
+        Ok(timeouts)
+    }
+
+    fn mirror(
+        &mut self,
+        at: &str,
+        from: &gateway::HttpRequestMirror,
+        namespace: &str,
+    ) -> Result<MirrorInput, FieldError> {
+        self.unknown(at, &from.other);
+        self.unknown(&format!("{at}.backendRef"), &from.backend_ref.other);
+        MirrorInput::read(from, namespace, at, self.notes)
+    }
+
+    fn filter(
+        &mut self,
+        at: &str,
+        from: &HttpRouteFilter,
+        namespace: &str,
+    ) -> Result<Option<FilterInput>, FieldError> {
+        let missing = || FieldError::new(at, format!("the filter {} has no settings", from.type_));
+        Ok(Some(FilterInput::Known(match from.type_.as_str() {
+            "RequestHeaderModifier" => {
+                let of = from.request_header_modifier.as_ref().ok_or_else(missing)?;
+                let at = format!("{at}.requestHeaderModifier");
+                HttpFilter::RequestHeaders(self.headers(&at, of))
+            }
+            "ResponseHeaderModifier" => {
+                let of = from.response_header_modifier.as_ref();
+                let at = format!("{at}.responseHeaderModifier");
+                let of = of.ok_or_else(missing)?;
+                HttpFilter::ResponseHeaders(self.headers(&at, of))
+            }
+            "RequestRedirect" => {
+                let of = from.request_redirect.as_ref().ok_or_else(missing)?;
+                let at = format!("{at}.requestRedirect");
+                HttpFilter::Redirect(self.redirect(&at, of)?)
+            }
+            "URLRewrite" => {
+                let of = from.url_rewrite.as_ref().ok_or_else(missing)?;
+                let at = format!("{at}.urlRewrite");
+                self.unknown(&at, &of.other);
+                HttpFilter::Rewrite(HttpRewrite {
+                    hostname: hostname(&at, of.hostname.as_deref())?,
+                    path: self.path_change(&at, of.path.as_ref())?,
+                })
+            }
+            "RequestMirror" => {
+                let of = from.request_mirror.as_ref().ok_or_else(missing)?;
+                let at = format!("{at}.requestMirror");
+                return Ok(Some(FilterInput::Mirror(self.mirror(&at, of, namespace)?)));
+            }
+            "ExtensionRef" => {
+                let of = from.extension_ref.as_ref().ok_or_else(missing)?;
+                let extension = self.extension(at, of, namespace)?;
+                return Ok(extension.map(FilterInput::Extension));
+            }
+            "CORS" => {
+                let of = from.cors.as_ref().ok_or_else(missing)?;
+                HttpFilter::Cors(cors::read(self, &format!("{at}.cors"), of)?)
+            }
+            other => {
+                let what = format!("the filter {other} is not supported");
+                self.unsupported(at.to_owned(), &what);
+                return Ok(None);
+            }
+        })))
+    }
+
+    fn headers(&mut self, at: &str, from: &HttpHeaderFilter) -> HeaderChanges {
+        self.unknown(at, &from.other);
+        let lines = |of: &[gateway::HttpHeader]| -> Vec<(ArcStr, ArcStr)> {
+            let line = |one: &gateway::HttpHeader| {
+                (
+                    one.name.to_ascii_lowercase().into(),
+                    one.value.as_str().into(),
+                )
+            };
+            of.iter().map(line).collect()
+        };
+        let remove = from.remove.iter();
+        let changes = HeaderChanges {
+            set: lines(&from.set),
+            add: lines(&from.add),
+            remove: remove
+                .map(|name| name.to_ascii_lowercase().into())
+                .collect(),
+        };
+        let changed = changes.set.iter().chain(&changes.add);
+        let names = changed.map(|(name, _)| name).chain(&changes.remove);
+        for name in names {
+            if is_reserved_header(name) || !is_token(name) {
+                let what = format!("no route may change the header {name:?}");
+                self.unsupported(at.to_owned(), &what);
+            }
+        }
+        let mut values = changes.set.iter().chain(&changes.add);
+        if values.any(|(_, value)| !is_value(value)) {
+            self.unsupported(at.to_owned(), "a value that no header can have");
+        }
+        changes
+    }
+
+    fn redirect(
+        &mut self,
+        at: &str,
+        from: &gateway::HttpRequestRedirect,
+    ) -> Result<HttpRedirect, FieldError> {
+        self.unknown(at, &from.other);
+        let status = from.status_code.unwrap_or(302);
+        if !matches!(status, 301 | 302 | 303 | 307 | 308) {
+            let what = format!("{status} is none of 301, 302, 303, 307 and 308");
+            self.unsupported(format!("{at}.statusCode"), &what);
+        }
+        if !matches!(from.scheme.as_deref(), None | Some("http" | "https")) {
+            self.unsupported(format!("{at}.scheme"), "is neither http nor https");
+        }
+        let port = from.port.map(references::port).transpose();
+        Ok(HttpRedirect {
+            scheme: from.scheme.as_deref().map(ArcStr::from),
+            hostname: hostname(at, from.hostname.as_deref())?,
+            port: port.map_err(|error| FieldError::new(format!("{at}.port"), error))?,
+            path: self.path_change(at, from.path.as_ref())?,
+            status: u16::try_from(status).unwrap_or_default(),
+        })
+    }
+
+    fn path_change(
+        &mut self,
+        at: &str,
+        from: Option<&HttpPathModifier>,
+    ) -> Result<Option<PathChange>, FieldError> {
+        let Some(from) = from else { return Ok(None) };
+        let at = format!("{at}.path");
+        self.unknown(&at, &from.other);
+        let (name, text) = match from.type_.as_str() {
+            "ReplaceFullPath" => ("replaceFullPath", &from.replace_full_path),
+            "ReplacePrefixMatch" => ("replacePrefixMatch", &from.replace_prefix_match),
+            other => {
+                self.unsupported(at, &format!("{other:?} is not supported"));
+                return Ok(None);
+            }
+        };
+        let at = format!("{at}.{name}");
+        let text = text.as_deref();
+        let text = text.ok_or_else(|| FieldError::new(at.as_str(), "is needed"))?;
+        let is_prefix = name == "replacePrefixMatch";
+        let is_path = text.starts_with('/') || (is_prefix && text.is_empty());
+        if !is_path || text.contains(['?', '#']) {
+            let message = format!("{text:?} is no path: it begins with a slash and has no query");
+            return Err(FieldError::new(at, message));
+        }
+        Ok(Some(match (is_prefix, self.has_text_prefixes) {
+            (true, true) => PathChange::Matched(text.into()),
+            (true, false) => PathChange::Prefix(text.into()),
+            (false, _) => PathChange::Full(text.into()),
+        }))
+    }
+}
+
+fn hostname(at: &str, text: Option<&str>) -> Result<Option<ArcStr>, FieldError> {
+    match text {
+        Some(text) if !ambit_k8s_api::is_dns_name(text, 253) => Err(FieldError::new(
+            format!("{at}.hostname"),
+            format!("{text:?} is no host name"),
+        )),
+        text => Ok(text.map(ArcStr::from)),
+    }
+}
+
+/// Whether a text can be a header's value.
+fn is_value(text: &str) -> bool {
+    text.bytes()
+        .all(|byte| byte == b'\t' || (b' '..0x7f).contains(&byte))
+}

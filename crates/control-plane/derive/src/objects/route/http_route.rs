@@ -1,0 +1,34 @@
+//! HTTP routes of services: where a waypoint sends requests.
+
+use ambit_k8s_api::{HTTPRoute, gateway::ParentReference};
+use serde_json::Value;
+
+use crate::{
+    objects::route::{
+        input::Rules,
+        object::{RouteObject, note_hostnames},
+        rules::{self, RuleInput},
+    },
+    problem::{FieldError, Note},
+};
+
+impl RouteObject for HTTPRoute {
+    fn parent_refs(&self) -> &[ParentReference] {
+        &self.spec.parent_refs
+    }
+
+    fn set_readable(&mut self, parent_refs: Vec<ParentReference>, _: Option<&Value>) {
+        self.spec.parent_refs = parent_refs;
+    }
+
+    fn rules(&self, namespace: &str, notes: &mut Vec<Note>) -> Result<Rules, FieldError> {
+        note_hostnames(&self.spec.hostnames, notes);
+        let rules = rules::read(&self.spec, namespace, notes)?;
+        Ok(Rules::Http(rules))
+    }
+
+    /// Requests are answered with an error.
+    fn unusable(&self) -> Rules {
+        Rules::Http(vec![RuleInput::unusable()])
+    }
+}

@@ -1,0 +1,35 @@
+//! Mirrors: services that get copies of requests.
+
+use ambit_k8s_api::gateway::HttpRequestMirror;
+use ambit_model::Share;
+
+use crate::{
+    objects::{route::references::Reference, share},
+    problem::{FieldError, Note},
+};
+
+/// Mirror of a rule.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct MirrorInput {
+    pub(crate) to: Reference,
+    pub(crate) share: Share,
+}
+
+impl MirrorInput {
+    /// Reads a mirror. A service that cannot be used is noted.
+    pub(crate) fn read(
+        from: &HttpRequestMirror,
+        namespace: &str,
+        at: &str,
+        notes: &mut Vec<Note>,
+    ) -> Result<Self, FieldError> {
+        let share = share::read(from.percent, from.fraction.as_ref(), at)?;
+        let reference = &from.backend_ref;
+        let at = format!("{at}.backendRef");
+        let otherwise = "nothing is mirrored there";
+        Ok(Self {
+            to: Reference::read(reference, namespace, &at, otherwise, notes)?,
+            share,
+        })
+    }
+}

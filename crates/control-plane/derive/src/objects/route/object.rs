@@ -1,0 +1,99 @@
+//! Reading of routes, whatever their kind.
+
+use ambit_k8s_api::{
+    ObjectKey, ObjectMeta, ObjectType, created,
+    gateway::{self, ParentReference},
+};
+use ambit_model::RouteName;
+use serde_json::Value;
+
+use crate::{
+    objects::{
+        readable::Read,
+        route::{
+            input::{Parent, RouteInput, Rules},
+            references::{self, service_kind},
+        },
+    },
+    problem::{FieldError, Note},
+};
+
+/// Differences between the kinds of routes.
+pub(crate) trait RouteObject: ObjectType {
+    /// Parents of the route.
+    fn parent_refs(&self) -> &[ParentReference];
+
+    /// Sets the part that can be read of an object that cannot be read as a whole.
+    fn set_readable(&mut self, parent_refs: Vec<ParentReference>, spec: Option<&Value>);
+
+    /// Reads its rules; what is not supported is noted.
+    fn rules(&self, namespace: &str, notes: &mut Vec<Note>) -> Result<Rules, FieldError>;
+
+    /// In place of rules that cannot be read: nothing that the route might be for is served.
+    fn unusable(&self) -> Rules;
+}
+
+pub(crate) fn read<K: RouteObject>(object: &K) -> Result<Read<RouteInput>, FieldError> {
+    let mut notes = Vec::new();
+    let namespace = namespace(object.metadata());
+    let parents = parents(object.parent_refs(), namespace)?;
+    if parents.is_empty() {
+        // Of other controllers' Gateways.
+        return Ok(Read::of(None, notes));
+    }
+    let rules = object.rules(namespace, &mut notes)?;
+    Ok(Read::of(Some(route(object, parents, rules)), notes))
+}
+
+/// Notes that names of hosts have no effect.
+pub(crate) fn note_hostnames(hostnames: &[String], notes: &mut Vec<Note>) {
+    if !hostnames.is_empty() {
+        let message = "has no effect on routes of services: all requests to the service match";
+        notes.push(Note::new("spec.hostnames", message));
+    }
+}
+
+pub(crate) fn namespace(metadata: &ObjectMeta) -> &str {
+    metadata.namespace.as_deref().unwrap_or("default")
+}
+
+pub(crate) fn parents(
+    references: &[ParentReference],
+    namespace: &str,
+) -> Result<Vec<Parent>, FieldError> {
+    let mut parents = Vec::new();
+    for (index, reference) in references.iter().enumerate() {
+        let group = reference.group.as_deref().unwrap_or(gateway::GROUP);
+        let kind = reference.kind.as_deref().unwrap_or("Gateway");
+        let Some(kind) = service_kind(group, kind) else {
+            continue;
+        };
+        let port = reference.port.map(references::port).transpose();
+        let port = port.map_err(|message| {
+            FieldError::new(format!("spec.parentRefs[{index}].port"), message)
+        })?;
+        let namespace = reference.namespace.as_deref().unwrap_or(namespace);
+        parents.push(Parent {
+            target: ObjectKey::new(kind, namespace, reference.name.as_str()),
+            port,
+            reference: reference.clone(),
+        });
+    }
+    Ok(parents)
+}
+
+pub(crate) fn route<K: RouteObject>(from: &K, parents: Vec<Parent>, rules: Rules) -> RouteInput {
+    let metadata = from.metadata();
+    RouteInput {
+        kind: K::OBJECT_KIND,
+        name: RouteName {
+            kind: K::OBJECT_KIND.as_str().into(),
+            namespace: namespace(metadata).into(),
+            name: metadata.name.as_deref().unwrap_or_default().into(),
+        },
+        created: created(metadata),
+        parents,
+        scope: None,
+        rules,
+    }
+}

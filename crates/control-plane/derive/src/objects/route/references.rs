@@ -1,0 +1,113 @@
+//! Names of the services that routes send requests or connections to.
+
+use ambit_k8s_api::{Kind, ObjectKey, gateway, is_dns_name};
+use ambit_model::ArcStr;
+
+use crate::problem::{FieldError, Note};
+
+/// Returns the kind that a reference names, if it is one of services.
+pub(crate) fn service_kind(group: &str, kind: &str) -> Option<Kind> {
+    match (group, kind) {
+        ("" | "core", "Service") => Some(Kind::Service),
+        ("networking.istio.io", "ServiceEntry") => Some(Kind::ServiceEntry),
+        _ => None,
+    }
+}
+
+/// The group of Istio's kinds.
+const ISTIO: &str = "networking.istio.io";
+
+/// Reference to a service that requests or connections go to.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Reference {
+    /// Name of the service; an error if it cannot be used.
+    pub(crate) target: Result<Named, ArcStr>,
+    /// Port of the service; if `None`, its only one or the one that is called.
+    pub(crate) port: Option<u16>,
+}
+
+/// Name of a service.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Named {
+    /// Key of its object.
+    Object(ObjectKey),
+    /// Host name of the service.
+    Host(ArcStr),
+}
+
+impl Reference {
+    /// Reads a reference. One that cannot be used is noted, with the consequence (`otherwise`).
+    pub(crate) fn read(
+        from: &gateway::BackendReference,
+        namespace: &str,
+        at: &str,
+        otherwise: &str,
+        notes: &mut Vec<Note>,
+    ) -> Result<Self, FieldError> {
+        let group = from.group.as_deref().unwrap_or_default();
+        let kind = from.kind.as_deref().unwrap_or("Service");
+        let namespace = from.namespace.as_deref().unwrap_or(namespace);
+        let named = match (group, kind) {
+            (ISTIO, "Hostname") => host_name(from, at, notes)?,
+            _ => service_kind(group, kind)
+                .map(|kind| Named::Object(ObjectKey::new(kind, namespace, from.name.as_str()))),
+        };
+        let (target, port) = match (named, from.port) {
+            (Some(named), Some(number)) => {
+                let number = port(number)
+                    .map_err(|message| FieldError::new(format!("{at}.port"), message))?;
+                (Ok(named), Some(number))
+            }
+            (Some(_), None) => {
+                let message = format!("is needed: {otherwise}");
+                notes.push(Note::new(format!("{at}.port"), message));
+                (Err(arcstr::literal!("a backend without a port")), None)
+            }
+            (None, _) => {
+                let message = format!("{kind} is not supported: {otherwise}");
+                notes.push(Note::new(format!("{at}.kind"), message));
+                (Err(arcstr::format!("a backend of the kind {kind}")), None)
+            }
+        };
+        Ok(Self { target, port })
+    }
+
+    /// Reference to a host; an error if it is no name.
+    pub(crate) fn to_host(host: Result<ArcStr, ArcStr>, port: Option<u16>) -> Self {
+        Self {
+            target: host.map(Named::Host),
+            port,
+        }
+    }
+
+    /// Returns the name of the service, if it can be used.
+    pub(crate) fn named(&self) -> Option<&Named> {
+        self.target.as_ref().ok()
+    }
+}
+
+/// Returns the host that a reference names, which has no namespace.
+fn host_name(
+    from: &gateway::BackendReference,
+    at: &str,
+    notes: &mut Vec<Note>,
+) -> Result<Option<Named>, FieldError> {
+    let name = from.name.to_ascii_lowercase();
+    if !is_dns_name(&name, 253) {
+        let message = format!("{:?} is not a host name", from.name);
+        return Err(FieldError::new(format!("{at}.name"), message));
+    }
+    if from.namespace.is_some() {
+        let message = "has no effect on a Hostname";
+        notes.push(Note::new(format!("{at}.namespace"), message));
+    }
+    Ok(Some(Named::Host(name.into())))
+}
+
+/// Returns a number as a port.
+pub(crate) fn port(number: i32) -> Result<u16, String> {
+    u16::try_from(number)
+        .ok()
+        .filter(|port| *port != 0)
+        .ok_or_else(|| format!("{number} is not a port, 1 to 65535"))
+}

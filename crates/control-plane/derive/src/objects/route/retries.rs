@@ -1,0 +1,50 @@
+//! When requests are sent again (GEP-1731).
+
+use ambit_k8s_api::gateway::HttpRouteRetry;
+use ambit_model::HttpRetry;
+
+use crate::{
+    objects::{durations, route::reader::Reader},
+    problem::FieldError,
+};
+
+/// Default number of attempts, as in Istio.
+const ATTEMPTS: i32 = 2;
+/// How often at most.
+const MOST_ATTEMPTS: u32 = 64;
+
+/// Reads it. What cannot be done makes the rule unusable.
+pub(crate) fn read(
+    reader: &mut Reader<'_>,
+    at: &str,
+    from: &HttpRouteRetry,
+) -> Result<HttpRetry, FieldError> {
+    reader.unknown(at, &from.other);
+    let attempts = from.attempts.unwrap_or(ATTEMPTS);
+    let attempts = u32::try_from(attempts).ok().filter(|count| *count > 0);
+    let attempts = attempts
+        .ok_or_else(|| FieldError::new(format!("{at}.attempts"), "is not a number from 1 on"))?;
+    if attempts > MOST_ATTEMPTS {
+        let message = format!("{attempts} are too many: {MOST_ATTEMPTS} are made");
+        reader.remark(format!("{at}.attempts"), message);
+    }
+    let mut codes = Vec::new();
+    for code in &from.codes {
+        match u16::try_from(*code) {
+            Ok(code @ 400..=599) => codes.push(code),
+            _ => {
+                let what = format!("{code} is not a status of an error, 400 to 599");
+                reader.unsupported(format!("{at}.codes"), &what);
+            }
+        }
+    }
+    codes.sort_unstable();
+    codes.dedup();
+    let backoff = from.backoff.as_deref().map(durations::read).transpose();
+    let backoff = backoff.map_err(|error| FieldError::new(format!("{at}.backoff"), error))?;
+    Ok(HttpRetry {
+        codes,
+        attempts: attempts.min(MOST_ATTEMPTS),
+        backoff: backoff.flatten(),
+    })
+}

@@ -1,0 +1,329 @@
+//! The rules of a route. What is not supported makes its rule unusable, and requests that it matches are
+//! answered with an error; a part that decides which requests those are makes it match as if it were not
+//! there.
+
+use std::collections::BTreeSet;
+
+use ambit_k8s_api::{
+    Kind, ObjectKey,
+    gateway::{self, HttpNamedMatch},
+};
+use ambit_model::{
+    ArcStr, HttpFilter, HttpPathMatch, HttpRetry, HttpRouteMatch, HttpSession, HttpTimeouts,
+    HttpValueMatch, PathChange,
+};
+use regex::RegexBuilder;
+
+use crate::{
+    objects::route::{
+        backends::{BackendInput, Share},
+        extension::ExtensionInput,
+        filters::{self, FilterInput, INCOMPATIBLE},
+        mirrors::MirrorInput,
+        reader::Reader,
+        references::{Named, Reference},
+        retries,
+        unsupported::{UNSUPPORTED_VALUE, Unsupported},
+    },
+    problem::{FieldError, Note},
+};
+
+/// Rule of a route.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct RuleInput {
+    pub(crate) name: Option<ArcStr>,
+    pub(crate) matches: Vec<HttpRouteMatch>,
+    /// Clients and ports of the matches, in the same order; all without.
+    pub(crate) scopes: Vec<MatchScope>,
+    pub(crate) filters: Vec<FilterInput>,
+    pub(crate) backends: Vec<BackendInput>,
+    pub(crate) timeouts: HttpTimeouts,
+    pub(crate) retry: Option<HttpRetry>,
+    pub(crate) session: Option<HttpSession>,
+    pub(crate) unsupported: Option<Unsupported>,
+}
+
+/// Conditions of a match on the connection of a request, which only VirtualServices have.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct MatchScope {
+    /// Port of the service that is called.
+    pub(crate) port: Option<u16>,
+    /// Namespace of the client.
+    pub(crate) namespace: Option<ArcStr>,
+}
+
+impl RuleInput {
+    /// The only rule of a route that cannot be used.
+    pub(crate) fn unusable() -> Self {
+        Self {
+            unsupported: Some(Unsupported {
+                reason: UNSUPPORTED_VALUE,
+                text: arcstr::literal!("the route cannot be used as it is written"),
+            }),
+            ..Self::default()
+        }
+    }
+
+    /// The same for other requests.
+    pub(crate) fn with_matches(self, matches: Vec<HttpRouteMatch>) -> Self {
+        Self { matches, ..self }
+    }
+
+    /// Where requests go.
+    pub(crate) fn backends(&self) -> impl Iterator<Item = &BackendInput> {
+        self.backends.iter()
+    }
+
+    /// The services that requests go to, or copies of them.
+    pub(crate) fn named(&self) -> impl Iterator<Item = &Named> {
+        let backends = self.backends.iter().map(|backend| &backend.to);
+        let mirrors = self.mirrors().map(|mirror| &mirror.to);
+        backends.chain(mirrors).filter_map(Reference::named)
+    }
+
+    /// The objects that its filters name.
+    pub(crate) fn extension_targets(&self) -> impl Iterator<Item = &ObjectKey> {
+        self.extensions().map(ExtensionInput::target)
+    }
+
+    pub(crate) fn extensions(&self) -> impl Iterator<Item = &ExtensionInput> {
+        let of_backends = self.backends.iter();
+        let of_backends = of_backends.flat_map(|backend| filters::extensions(&backend.filters));
+        filters::extensions(&self.filters).chain(of_backends)
+    }
+
+    pub(crate) fn mirrors(&self) -> impl Iterator<Item = &MirrorInput> {
+        let of_backends = self.backends.iter();
+        let of_backends = of_backends.flat_map(|backend| filters::mirrors(&backend.filters));
+        filters::mirrors(&self.filters).chain(of_backends)
+    }
+
+    /// Part of the rule that is not supported.
+    pub(crate) fn unsupported(&self) -> Option<&Unsupported> {
+        self.unsupported.as_ref()
+    }
+}
+
+/// The rules of a route; what is not supported is noted.
+pub(crate) fn read(
+    spec: &gateway::HttpRouteSpec,
+    namespace: &str,
+    notes: &mut Vec<Note>,
+) -> Result<Vec<RuleInput>, FieldError> {
+    let mut reader = Reader::new(notes);
+    reader.unknown("spec", &spec.other);
+    let of_all = reader.take_unsupported();
+    // As the API server has it: one rule that matches everything and has no backend.
+    let default = [gateway::HttpRouteRule::default()];
+    let rules = if spec.rules.is_empty() {
+        &default
+    } else {
+        spec.rules.as_slice()
+    };
+    let matches = rules.iter().map(|rule| rule.matches.len()).sum::<usize>();
+    Reader::check_size(rules.len(), matches)?;
+    let mut read = Vec::new();
+    let mut names = BTreeSet::new();
+    for (index, rule) in rules.iter().enumerate() {
+        if let Some(name) = &rule.name
+            && !names.insert(name)
+        {
+            let message = format!("another rule has the name {name:?} already");
+            return Err(FieldError::new(
+                format!("spec.rules[{index}].name"),
+                message,
+            ));
+        }
+        reader.begin(of_all.as_ref());
+        read.push(reader.rule(rule, namespace, &format!("spec.rules[{index}]"))?);
+    }
+    Ok(read)
+}
+
+impl Reader<'_> {
+    /// Checks that the rest of the rule fits its filters.
+    fn check_filters(
+        &mut self,
+        at: &str,
+        rule: &gateway::HttpRouteRule,
+        filters: &[FilterInput],
+        backends: &[BackendInput],
+    ) {
+        let at = format!("{at}.filters");
+        let redirects =
+            |filter: &FilterInput| matches!(filter, FilterInput::Known(HttpFilter::Redirect(_)));
+        if filters.iter().any(redirects) && !rule.backend_refs.is_empty() {
+            let what = "RequestRedirect and backendRefs exclude each other";
+            self.refuse(INCOMPATIBLE, at.clone(), what);
+        }
+        let of_backends = backends.iter().flat_map(|backend| &backend.filters);
+        let mut all = filters.iter().chain(of_backends);
+        let is_fault = |filter: &FilterInput| matches!(filter, FilterInput::Extension(one) if one.target().kind == Kind::HTTPFault);
+        if all.clone().any(redirects) && all.any(is_fault) {
+            let what = "RequestRedirect and an HTTPFault exclude each other";
+            self.refuse(INCOMPATIBLE, at.clone(), what);
+        }
+        let is_prefix = |one: &gateway::HttpRouteMatch| {
+            let path = one.path.as_ref();
+            let kind = path.and_then(|path| path.type_.as_deref());
+            kind.unwrap_or("PathPrefix") == "PathPrefix"
+        };
+        let needs_prefix = |filter: &FilterInput| {
+            let path = match filter {
+                FilterInput::Known(HttpFilter::Redirect(redirect)) => redirect.path.as_ref(),
+                FilterInput::Known(HttpFilter::Rewrite(rewrite)) => rewrite.path.as_ref(),
+                _ => None,
+            };
+            matches!(path, Some(PathChange::Prefix(_)))
+        };
+        let of_backends = backends.iter().flat_map(|backend| &backend.filters);
+        let mut all = filters.iter().chain(of_backends);
+        if all.any(needs_prefix) && !rule.matches.iter().all(is_prefix) {
+            let what = "ReplacePrefixMatch needs matches of the type PathPrefix";
+            self.refuse(INCOMPATIBLE, at, what);
+        }
+    }
+
+    pub(crate) fn rule(
+        &mut self,
+        rule: &gateway::HttpRouteRule,
+        namespace: &str,
+        at: &str,
+    ) -> Result<RuleInput, FieldError> {
+        self.unknown(at, &rule.other);
+        let filters = self.filters(at, &rule.filters, namespace)?;
+        let timeouts = self.timeouts(at, rule.timeouts.as_ref())?;
+        let retry = rule.retry.as_ref();
+        let retry = retry.map(|retry| retries::read(self, &format!("{at}.retry"), retry));
+        let session = match &rule.session_persistence {
+            Some(session) => self.session(&format!("{at}.sessionPersistence"), session)?,
+            None => None,
+        };
+        let mut matches = Vec::new();
+        for (index, one) in rule.matches.iter().enumerate() {
+            matches.push(self.one_match(one, &format!("{at}.matches[{index}]"))?);
+        }
+        let mut backends = Vec::new();
+        for (index, one) in rule.backend_refs.iter().enumerate() {
+            let at = format!("{at}.backendRefs[{index}]");
+            backends.push(self.backend(one, namespace, &at)?);
+        }
+        self.check_filters(at, rule, &filters, &backends);
+        Ok(RuleInput {
+            name: rule.name.as_deref().map(ArcStr::from),
+            retry: retry.transpose()?,
+            session,
+            matches,
+            filters,
+            backends,
+            timeouts,
+            unsupported: self.unsupported.take(),
+            ..RuleInput::default()
+        })
+    }
+
+    /// One match of requests.
+    pub(crate) fn one_match(
+        &mut self,
+        from: &gateway::HttpRouteMatch,
+        at: &str,
+    ) -> Result<HttpRouteMatch, FieldError> {
+        self.unknown(at, &from.other);
+        let path = match &from.path {
+            Some(path) => self.path(path, &format!("{at}.path"))?,
+            None => None,
+        };
+        Ok(HttpRouteMatch {
+            path,
+            method: from.method.as_deref().map(ArcStr::from),
+            headers: self.header_matches(&from.headers, at),
+            query_params: self.named(&from.query_params, &format!("{at}.queryParams")),
+            ..HttpRouteMatch::default()
+        })
+    }
+
+    /// Matches of headers, by lower-case name.
+    pub(crate) fn header_matches(
+        &mut self,
+        from: &[HttpNamedMatch],
+        at: &str,
+    ) -> Vec<(ArcStr, HttpValueMatch)> {
+        let headers = self.named(from, &format!("{at}.headers"));
+        let lower = |(name, value): (ArcStr, HttpValueMatch)| {
+            (ArcStr::from(name.to_ascii_lowercase()), value)
+        };
+        headers.into_iter().map(lower).collect()
+    }
+
+    pub(crate) fn path(
+        &mut self,
+        from: &gateway::HttpPathMatch,
+        at: &str,
+    ) -> Result<Option<HttpPathMatch>, FieldError> {
+        let value = from.value.as_deref().unwrap_or("/");
+        let kind = from.type_.as_deref().unwrap_or("PathPrefix");
+        if kind != "RegularExpression" && !value.starts_with('/') {
+            let message = format!("{value:?} does not begin with a slash");
+            return Err(FieldError::new(format!("{at}.value"), message));
+        }
+        Ok(match kind {
+            "Exact" => Some(HttpPathMatch::Exact(value.into())),
+            "PathPrefix" if self.has_text_prefixes => Some(HttpPathMatch::TextPrefix(value.into())),
+            "PathPrefix" => {
+                let trimmed = value.trim_end_matches('/');
+                let prefix = if trimmed.is_empty() { "/" } else { trimmed };
+                Some(HttpPathMatch::Prefix(prefix.into()))
+            }
+            "RegularExpression" => {
+                self.expression(&format!("{at}.value"), value);
+                Some(HttpPathMatch::Regex(value.into()))
+            }
+            other => {
+                self.unsupported(format!("{at}.type"), &format!("{other:?} is not supported"));
+                None
+            }
+        })
+    }
+
+    /// Waypoints match in linear time and bounded memory, or not at all.
+    pub(crate) fn expression(&mut self, field: &str, pattern: &str) {
+        let built = RegexBuilder::new(pattern)
+            .size_limit(ambit_model::MAX_EXPRESSION)
+            .build();
+        if built.is_err() {
+            let what = "no regular expression of RE2's syntax, or too large";
+            self.unsupported(field.to_owned(), what);
+        }
+    }
+
+    fn named(&mut self, from: &[HttpNamedMatch], at: &str) -> Vec<(ArcStr, HttpValueMatch)> {
+        let mut read = Vec::new();
+        for (index, one) in from.iter().enumerate() {
+            let value = match one.type_.as_deref() {
+                None | Some("Exact") => HttpValueMatch::Exact(one.value.as_str().into()),
+                Some("RegularExpression") => {
+                    self.expression(&format!("{at}[{index}].value"), &one.value);
+                    HttpValueMatch::Regex(one.value.as_str().into())
+                }
+                Some(other) => {
+                    let what = format!("{other:?} is not supported");
+                    self.unsupported(format!("{at}[{index}].type"), &what);
+                    continue;
+                }
+            };
+            read.push((one.name.as_str().into(), value));
+        }
+        read
+    }
+
+    fn backend(
+        &mut self,
+        from: &gateway::HttpBackendRef,
+        namespace: &str,
+        at: &str,
+    ) -> Result<BackendInput, FieldError> {
+        self.unknown(at, &from.other);
+        let filters = self.filters(at, &from.filters, namespace)?;
+        BackendInput::read(from, namespace, (at, Share::Requests), filters, self.notes)
+    }
+}

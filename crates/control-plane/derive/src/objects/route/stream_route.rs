@@ -1,0 +1,84 @@
+//! TCPRoutes and TLSRoutes.
+
+use ambit_k8s_api::{TCPRoute, TLSRoute, gateway::ParentReference};
+use serde_json::Value;
+
+use crate::{
+    objects::{
+        readable::field,
+        route::{
+            input::Rules,
+            object::RouteObject,
+            stream_rules::{MOST_HOSTNAMES, Reader, StreamInput, server_name},
+        },
+    },
+    problem::{FieldError, Note},
+};
+
+impl RouteObject for TCPRoute {
+    fn parent_refs(&self) -> &[ParentReference] {
+        &self.spec.parent_refs
+    }
+
+    fn set_readable(&mut self, parent_refs: Vec<ParentReference>, _: Option<&Value>) {
+        self.spec.parent_refs = parent_refs;
+    }
+
+    fn rules(&self, namespace: &str, notes: &mut Vec<Note>) -> Result<Rules, FieldError> {
+        let mut reader = Reader::new(notes);
+        reader.unknown("spec", &self.spec.other);
+        let stream = reader.read(&self.spec.rules, namespace)?;
+        Ok(Rules::Stream(stream))
+    }
+
+    fn unusable(&self) -> Rules {
+        Rules::Stream(StreamInput::unusable(&[]))
+    }
+}
+
+impl RouteObject for TLSRoute {
+    fn parent_refs(&self) -> &[ParentReference] {
+        &self.spec.parent_refs
+    }
+
+    fn set_readable(&mut self, parent_refs: Vec<ParentReference>, spec: Option<&Value>) {
+        self.spec.parent_refs = parent_refs;
+        self.spec.hostnames = field(spec, "hostnames").unwrap_or_default();
+    }
+
+    fn rules(&self, namespace: &str, notes: &mut Vec<Note>) -> Result<Rules, FieldError> {
+        let mut hostnames = Vec::new();
+        let given = &self.spec.hostnames;
+        if given.len() > MOST_HOSTNAMES {
+            let message = format!("{} are too many: at most {MOST_HOSTNAMES}", given.len());
+            return Err(FieldError::new("spec.hostnames", message));
+        }
+        for (index, one) in given.iter().enumerate() {
+            let name = server_name(one).ok_or_else(|| {
+                let field = format!("spec.hostnames[{index}]");
+                let message =
+                    format!("{one:?} is no name of a server, nor one that begins with `*.`");
+                FieldError::new(field, message)
+            })?;
+            hostnames.push(name);
+        }
+        let mut reader = Reader::new(notes);
+        reader.unknown("spec", &self.spec.other);
+        let stream = reader.read(&self.spec.rules, namespace)?;
+        Ok(Rules::Stream(StreamInput {
+            hostnames,
+            ..stream
+        }))
+    }
+
+    /// If not even the names can be read, it is in the way of all.
+    fn unusable(&self) -> Rules {
+        let names = &self.spec.hostnames;
+        let all_are_known = names.iter().all(|one| server_name(one).is_some());
+        Rules::Stream(StreamInput::unusable(if all_are_known {
+            names
+        } else {
+            &[]
+        }))
+    }
+}

@@ -1,0 +1,137 @@
+//! What TCPRoute and TLSRoute say: where connections go. What is not supported refuses the connections that the
+//! route is for.
+
+use std::collections::BTreeMap;
+
+use ambit_k8s_api::gateway::{BackendRef, HttpBackendRef, StreamRouteRule};
+use ambit_model::ArcStr;
+use serde_json::Value;
+
+use crate::{
+    objects::route::{
+        backends::{BackendInput, Share},
+        unsupported::{UNSUPPORTED_VALUE, Unsupported},
+    },
+    problem::{FieldError, Note},
+};
+
+/// Most server names of a route.
+pub(crate) const MOST_HOSTNAMES: usize = 1024;
+
+/// Input of a route of connections, as described for the module.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct StreamInput {
+    /// Server names in lower case; all if empty.
+    pub(crate) hostnames: Vec<ArcStr>,
+    pub(crate) backends: Vec<BackendInput>,
+    pub(crate) unsupported: Option<Unsupported>,
+}
+
+impl StreamInput {
+    /// Of a route that cannot be used.
+    pub(crate) fn unusable(hostnames: &[String]) -> Self {
+        Self {
+            hostnames: hostnames
+                .iter()
+                .filter_map(|one| server_name(one))
+                .collect(),
+            backends: Vec::new(),
+            unsupported: Some(Unsupported {
+                reason: UNSUPPORTED_VALUE,
+                text: arcstr::literal!("the route cannot be used as it is written"),
+            }),
+        }
+    }
+
+    pub(crate) fn backends(&self) -> impl Iterator<Item = &BackendInput> {
+        self.backends.iter()
+    }
+
+    pub(crate) fn unsupported(&self) -> Option<&Unsupported> {
+        self.unsupported.as_ref()
+    }
+}
+
+/// A name in lower case, if it is one that clients may ask for, or a wildcard before one.
+pub(crate) fn server_name(text: &str) -> Option<ArcStr> {
+    let name = text.strip_prefix("*.").unwrap_or(text);
+    let is_address = name.parse::<std::net::IpAddr>().is_ok();
+    let name_in_lower_case = name.to_ascii_lowercase();
+    let is_name = ambit_k8s_api::is_dns_name(&name_in_lower_case, 253);
+    (is_name && !is_address).then(|| text.to_ascii_lowercase().into())
+}
+
+/// Reads the rules of a route.
+pub(crate) struct Reader<'a> {
+    notes: &'a mut Vec<Note>,
+    unsupported: Option<Unsupported>,
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(notes: &'a mut Vec<Note>) -> Self {
+        Self {
+            notes,
+            unsupported: None,
+        }
+    }
+
+    pub(crate) fn unknown(&mut self, at: &str, other: &BTreeMap<String, Value>) {
+        for name in other.keys() {
+            let field = format!("{at}.{name}");
+            let text = arcstr::format!("{field}: is not supported");
+            self.unsupported.get_or_insert(Unsupported {
+                reason: UNSUPPORTED_VALUE,
+                text,
+            });
+            let message = "is not supported: connections that the route is for are refused";
+            self.notes.push(Note::new(field, message));
+        }
+    }
+
+    pub(crate) fn read(
+        mut self,
+        rules: &[StreamRouteRule],
+        namespace: &str,
+    ) -> Result<StreamInput, FieldError> {
+        if rules.len() > 1 {
+            let message = "has no effect: of such a route the first rule alone is followed";
+            self.notes.push(Note::new("spec.rules[1]", message));
+        }
+        let mut backends = Vec::new();
+        if let Some(rule) = rules.first() {
+            let at = "spec.rules[0]";
+            self.unknown(at, &rule.other);
+            for (index, one) in rule.backend_refs.iter().enumerate() {
+                let at = format!("{at}.backendRefs[{index}]");
+                self.unknown(&at, &one.other);
+                let one = as_http(one);
+                let read = BackendInput::read(
+                    &one,
+                    namespace,
+                    (&at, Share::Connections),
+                    Vec::new(),
+                    self.notes,
+                );
+                backends.push(read?);
+            }
+        }
+        Ok(StreamInput {
+            hostnames: Vec::new(),
+            backends,
+            unsupported: self.unsupported,
+        })
+    }
+}
+
+/// A destination without what only those of requests have.
+fn as_http(from: &BackendRef) -> HttpBackendRef {
+    HttpBackendRef {
+        group: from.group.clone(),
+        kind: from.kind.clone(),
+        namespace: from.namespace.clone(),
+        name: from.name.clone(),
+        port: from.port,
+        weight: from.weight,
+        ..HttpBackendRef::default()
+    }
+}

@@ -1,0 +1,89 @@
+//! VirtualServices as they are stored: routes of hosts.
+
+pub(crate) mod read;
+
+use ambit_k8s_api::{ObjectKey, ObjectMeta, VirtualService, virtual_service::HttpRule};
+use ambit_model::GatewayName;
+use serde_json::Value;
+
+use crate::{
+    config::MeshConfig,
+    objects::{
+        readable::{Extent, Followed, Read, Readable, field},
+        route::{
+            input::{RouteInput, Rules},
+            rules::{MatchScope, RuleInput},
+        },
+    },
+    problem::FieldError,
+};
+
+impl Followed for VirtualService {
+    const EXTENT: Extent = Extent::Whole { labels: None };
+}
+
+impl Readable for VirtualService {
+    type Input = RouteInput;
+
+    fn read(&self, config: &MeshConfig) -> Result<Read<RouteInput>, FieldError> {
+        read::read(self, config)
+    }
+
+    /// Requests to its hosts are refused until it can be read.
+    fn substitute(&self, config: &MeshConfig) -> Option<RouteInput> {
+        let scope = read::scope(self, config, &mut Vec::new());
+        let is_of_requests = scope.is_for_mesh && !self.spec.http.is_empty();
+        is_of_requests.then(|| read::route(self, scope, vec![RuleInput::unusable()]))
+    }
+
+    fn readable_part(metadata: ObjectMeta, spec: Option<&Value>) -> Option<Self> {
+        let has_http = spec.is_some_and(|spec| spec.get("http").is_some());
+        let mut part = Self {
+            metadata,
+            ..Self::default()
+        };
+        part.spec.hosts = field(spec, "hosts").unwrap_or_default();
+        part.spec.gateways = field(spec, "gateways").unwrap_or_default();
+        part.spec.export_to = field(spec, "exportTo").unwrap_or_default();
+        part.spec.http = has_http.then(HttpRule::default).into_iter().collect();
+        Some(part)
+    }
+}
+
+/// Whether a VirtualService is for clients in the mesh.
+pub(crate) fn is_for_mesh(route: &RouteInput) -> bool {
+    route.scope.as_ref().is_none_or(|scope| scope.is_for_mesh)
+}
+
+impl RouteInput {
+    /// Whether a waypoint follows the VirtualService for requests to a service.
+    pub(crate) fn is_followed(&self, target: &ObjectKey, gateway: &GatewayName) -> bool {
+        let of = match self.is_for_all(target, gateway) {
+            true => &gateway.namespace,
+            false => self.namespace(),
+        };
+        let scope = self.scope.as_ref();
+        scope.is_some_and(|scope| scope.is_exported_to(of)) && !self.http_rules().is_empty()
+    }
+
+    pub(crate) fn http_rules(&self) -> &[RuleInput] {
+        match &self.rules {
+            Rules::Http(rules) => rules,
+            Rules::Stream(_) => &[],
+        }
+    }
+
+    pub(crate) fn scopes(&self) -> impl Iterator<Item = &MatchScope> {
+        self.http_rules().iter().flat_map(|rule| &rule.scopes)
+    }
+
+    /// Whether its rules differ by the port of the service that is called.
+    pub(crate) fn depends_on_port(&self) -> bool {
+        let backends = self.http_rules().iter().flat_map(RuleInput::backends);
+        let mut without_port = backends.filter(|backend| backend.to.port.is_none());
+        let mut mirrors = self.http_rules().iter().flat_map(RuleInput::mirrors);
+        self.scopes().any(|scope| scope.port.is_some())
+            || without_port.next().is_some()
+            || mirrors.any(|mirror| mirror.to.port.is_none())
+    }
+}

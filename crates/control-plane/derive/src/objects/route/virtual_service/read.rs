@@ -1,0 +1,302 @@
+//! VirtualServices as routes: the rules come from `ambit_virtual_service`, in the form of HTTPRoutes, and are read as
+//! those are. A field without a counterpart makes its rule unusable, as an unknown filter does there: requests that it
+//! matches without the field are answered with an error.
+
+use ambit_k8s_api::{
+    Kind, VirtualService, created,
+    gateway::{HttpRouteMatch, HttpRouteRetry},
+};
+use ambit_model::{
+    ArcStr, HttpFilter, HttpPathMatch as Path, HttpRetry, HttpRouteMatch as Match, PathChange,
+    RouteName,
+};
+use ambit_virtual_service::{
+    Remark, Rule, RuleDestination, RuleMatch, RuleMirror, Target, full_name, is_for_mesh,
+};
+
+use crate::{
+    config::MeshConfig,
+    objects::{
+        destination_rule::exported,
+        http_fault,
+        readable::Read,
+        route::{
+            backends::BackendInput,
+            filters::FilterInput,
+            hosts::HostScope,
+            input::{RouteInput, Rules},
+            mirrors::MirrorInput,
+            object::namespace,
+            reader::Reader,
+            references::Reference,
+            retries,
+            rules::{MatchScope, RuleInput},
+        },
+        share,
+    },
+    problem::{FieldError, Note},
+};
+
+/// Kinds of rules that waypoints do not follow.
+const STREAMS: [&str; 2] = ["tcp", "tls"];
+
+/// Reads a VirtualService, and notes fields without an effect.
+pub(crate) fn read(
+    from: &VirtualService,
+    config: &MeshConfig,
+) -> Result<Read<RouteInput>, FieldError> {
+    let mut notes = Vec::new();
+    let mut scope = scope(from, config, &mut notes);
+    if !scope.is_for_mesh {
+        return Ok(Read::of(Some(route(from, scope, Vec::new())), notes));
+    }
+    for name in STREAMS
+        .into_iter()
+        .filter(|name| from.spec.unknown.contains_key(*name))
+    {
+        let message = "has no effect: of a VirtualService waypoints follow the rules for HTTP; use TCPRoute or TLSRoute";
+        notes.push(Note::new(format!("spec.{name}"), message));
+    }
+    let http = &from.spec.http;
+    let matches = http.iter().map(|rule| rule.matches.len()).sum();
+    Reader::check_size(http.len(), matches)
+        .map_err(|error| FieldError::new("spec.http", error.message))?;
+    let mut reader = Reader::of_text_prefixes(&mut notes);
+    let unknown = from.spec.unknown.keys();
+    for name in unknown.filter(|name| !STREAMS.contains(&name.as_str())) {
+        reader.unsupported(format!("spec.{name}"), "is not supported");
+    }
+    let of_all = reader.take_unsupported();
+    let mut work = Work {
+        reader,
+        namespace: namespace(&from.metadata),
+        config,
+    };
+    let mut rules = Vec::new();
+    for (number, rule) in http.iter().enumerate() {
+        work.reader.begin(of_all.as_ref());
+        rules.extend(work.rule(Rule::read(number, rule))?);
+    }
+    scope.has_catch_all = rules.iter().any(is_catch_all);
+    Ok(Read::of(Some(route(from, scope, rules)), notes))
+}
+
+/// Hosts and proxies of a VirtualService. Invalid hosts are noted.
+pub(crate) fn scope(
+    from: &VirtualService,
+    config: &MeshConfig,
+    notes: &mut Vec<Note>,
+) -> HostScope {
+    let spec = &from.spec;
+    let namespace = namespace(&from.metadata);
+    let mut hosts = Vec::new();
+    for (number, host) in spec.hosts.iter().enumerate() {
+        match full_name(host, namespace, &config.cluster_domain) {
+            Some(name) => hosts.push(ArcStr::from(name)),
+            None => notes.push(Note::new(
+                format!("spec.hosts[{number}]"),
+                format!("has no effect: {host:?} is no name of a service"),
+            )),
+        }
+    }
+    hosts.sort_unstable();
+    hosts.dedup();
+    HostScope {
+        hosts,
+        exported: exported(&spec.export_to, namespace),
+        is_for_mesh: is_for_mesh(&spec.gateways),
+        has_catch_all: false,
+    }
+}
+
+/// The route of a VirtualService.
+pub(crate) fn route(from: &VirtualService, scope: HostScope, rules: Vec<RuleInput>) -> RouteInput {
+    let metadata = &from.metadata;
+    RouteInput {
+        kind: Kind::VirtualService,
+        name: RouteName {
+            kind: Kind::VirtualService.as_str().into(),
+            namespace: namespace(metadata).into(),
+            name: metadata.name.as_deref().unwrap_or_default().into(),
+        },
+        created: created(metadata),
+        parents: Vec::new(),
+        scope: Some(scope),
+        rules: Rules::Http(rules),
+    }
+}
+
+/// Whether a rule matches all requests.
+fn is_catch_all(rule: &RuleInput) -> bool {
+    let everything = |(of, scope): (&Match, &MatchScope)| {
+        let is_any_path = match &of.path {
+            None => true,
+            Some(Path::TextPrefix(path)) => path == "/",
+            Some(_) => false,
+        };
+        let rest = Match {
+            path: None,
+            ..of.clone()
+        };
+        is_any_path && rest == Match::default() && *scope == MatchScope::default()
+    };
+    rule.matches.is_empty() || rule.matches.iter().zip(&rule.scopes).any(everything)
+}
+
+/// Rules under way.
+struct Work<'a> {
+    reader: Reader<'a>,
+    namespace: &'a str,
+    config: &'a MeshConfig,
+}
+
+impl Work<'_> {
+    /// One rule; `None` if it is for gateways alone.
+    fn rule(&mut self, from: Rule) -> Result<Option<RuleInput>, FieldError> {
+        let at = format!("spec.{}", from.at);
+        let mut matches = Vec::new();
+        let mut scopes = Vec::new();
+        for one in &from.matches {
+            if !one.is_for_mesh {
+                let message = "has no effect: it is for gateways, and not for clients in the mesh";
+                self.reader
+                    .remark(format!("spec.{}.gateways", one.at), message);
+                continue;
+            }
+            matches.push(self.one_match(one)?);
+            scopes.push(MatchScope {
+                port: one.port,
+                namespace: one.source_namespace.as_deref().map(ArcStr::from),
+            });
+        }
+        if matches.is_empty() && !from.matches.is_empty() {
+            return Ok(None);
+        }
+        for Remark { field, message } in &from.unsupported {
+            self.reader.unsupported(format!("spec.{field}"), message);
+        }
+        for Remark { field, message } in &from.notes {
+            self.reader
+                .remark(format!("spec.{field}"), message.as_str());
+        }
+        let filters = self.filters(&at, &from)?;
+        let retry = from.retry.as_ref();
+        let retry = retry.map(|retry| self.retry(&format!("{at}.retries"), retry));
+        let mut rule = RuleInput {
+            name: Some(match from.name {
+                Some(name) => name.into(),
+                None => from.at.as_str().into(),
+            }),
+            matches,
+            scopes,
+            filters,
+            timeouts: self.reader.timeouts(&at, Some(&from.timeouts))?,
+            retry: retry.transpose()?,
+            ..RuleInput::default()
+        };
+        for to in &from.destinations {
+            rule.backends.push(self.destination(&at, to)?);
+        }
+        replace_from_root(&mut rule);
+        rule.unsupported = self.reader.take_unsupported();
+        Ok(Some(rule))
+    }
+
+    fn one_match(&mut self, from: &RuleMatch) -> Result<Match, FieldError> {
+        let at = format!("spec.{}", from.at);
+        let without = HttpRouteMatch {
+            headers: from.without_headers.clone(),
+            ..HttpRouteMatch::default()
+        };
+        let mut request = from.request.clone();
+        let path = match request.path.take() {
+            Some(path) => self.reader.path(&path, &format!("{at}.uri"))?,
+            None => None,
+        };
+        let request = self.reader.one_match(&request, &at)?;
+        let without = self
+            .reader
+            .one_match(&without, &format!("{at}.withoutHeaders"))?;
+        Ok(Match {
+            path,
+            without_headers: without.headers,
+            ..request
+        })
+    }
+
+    fn filters(&mut self, at: &str, from: &Rule) -> Result<Vec<FilterInput>, FieldError> {
+        let mut filters = self.reader.filters(at, &from.filters, self.namespace)?;
+        if let Some(fault) = &from.fault {
+            match http_fault::fault(fault, &format!("{at}.fault")) {
+                Ok(fault) => filters.push(FilterInput::Known(HttpFilter::Fault(fault))),
+                Err(FieldError { field, message }) => self.reader.unsupported(field, &message),
+            }
+        }
+        for mirror in &from.mirrors {
+            filters.push(FilterInput::Mirror(self.mirror(mirror)?));
+        }
+        Ok(filters)
+    }
+
+    fn mirror(&mut self, from: &RuleMirror) -> Result<MirrorInput, FieldError> {
+        let at = format!("spec.{}", from.to.at);
+        Ok(MirrorInput {
+            to: self.reference(&from.to, "nothing is mirrored there"),
+            share: share::read(from.percent, from.fraction.as_ref(), &at)?,
+        })
+    }
+
+    fn destination(
+        &mut self,
+        at: &str,
+        from: &RuleDestination,
+    ) -> Result<BackendInput, FieldError> {
+        let refused = "its share of requests is answered with an error";
+        Ok(BackendInput {
+            to: self.reference(&from.to, refused),
+            subset: from.to.subset.as_deref().map(ArcStr::from),
+            weight: from.weight,
+            filters: self.reader.filters(at, &from.filters, self.namespace)?,
+        })
+    }
+
+    /// Service of a destination. An invalid host is noted, with its consequence.
+    fn reference(&mut self, to: &Target, otherwise: &str) -> Reference {
+        let name = full_name(&to.host, self.namespace, &self.config.cluster_domain);
+        let host = name.map(ArcStr::from).ok_or_else(|| {
+            let message = format!("{:?} is no name of a service: {otherwise}", to.host);
+            self.reader.remark(format!("spec.{}.host", to.at), message);
+            arcstr::format!("{:?} is no name of a service", to.host)
+        });
+        Reference::to_host(host, to.port)
+    }
+
+    /// Zero attempts are a policy here: no retry.
+    fn retry(&mut self, at: &str, from: &HttpRouteRetry) -> Result<HttpRetry, FieldError> {
+        if from.attempts == Some(0) {
+            return Ok(HttpRetry::default());
+        }
+        retries::read(&mut self.reader, at, from)
+    }
+}
+
+/// A rewrite of the path replaces the root where a match has no condition on the path, as if it were its prefix.
+fn replace_from_root(rule: &mut RuleInput) {
+    let replaces = |filter: &FilterInput| {
+        let FilterInput::Known(HttpFilter::Rewrite(rewrite)) = filter else {
+            return false;
+        };
+        matches!(rewrite.path, Some(PathChange::Matched(_)))
+    };
+    if !rule.filters.iter().any(replaces) {
+        return;
+    }
+    if rule.matches.is_empty() {
+        rule.matches.push(Match::default());
+        rule.scopes.push(MatchScope::default());
+    }
+    for one in &mut rule.matches {
+        let root = || Path::TextPrefix(arcstr::literal!("/"));
+        one.path.get_or_insert_with(root);
+    }
+}

@@ -1,0 +1,75 @@
+//! Secrets with credentials of the registries that plugins' modules come from: those that are labelled for it, if the
+//! control plane is to follow them at all. What is in one is neither logged nor part of any message.
+
+use std::{fmt, sync::Arc};
+
+use ambit_k8s_api::{
+    Secret, labels,
+    secret::{DOCKER_CONFIG, DOCKER_CONFIG_KEY},
+};
+use serde_json::Value;
+
+use crate::{
+    config::MeshConfig,
+    objects::readable::{Extent, Followed, Read, Readable},
+    problem::FieldError,
+};
+
+/// Longest credentials, in bytes.
+const MAX_BYTES: usize = 64 << 10;
+
+impl Followed for Secret {
+    const EXTENT: Extent = Extent::Whole {
+        labels: Some(labels::IMAGE_PULL_SELECTOR),
+    };
+
+    fn cut(mut self) -> Self {
+        self.data.retain(|key, _| key == DOCKER_CONFIG_KEY);
+        self.string_data.retain(|key, _| key == DOCKER_CONFIG_KEY);
+        self
+    }
+}
+
+/// Credentials of registries (`.dockerconfigjson`).
+#[derive(Clone, PartialEq)]
+pub(crate) struct Credentials(pub(crate) Arc<[u8]>);
+
+/// Without what they are.
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Credentials")
+    }
+}
+
+impl Readable for Secret {
+    type Input = Credentials;
+
+    fn read(&self, config: &MeshConfig) -> Result<Read<Credentials>, FieldError> {
+        let labels = self.metadata.labels.as_ref();
+        let is_labelled = labels.is_some_and(|labels| {
+            labels
+                .get(labels::IMAGE_PULL)
+                .is_some_and(|value| value == "true")
+        });
+        if !config.image_pull_secrets || !is_labelled {
+            return Ok(Read::of(None, Vec::new()));
+        }
+        if self.secret_type != DOCKER_CONFIG {
+            let message = format!("{:?} is not {DOCKER_CONFIG}", self.secret_type);
+            return Err(FieldError::new("type", message));
+        }
+        let error = |message: &str| FieldError::new(format!("data[{DOCKER_CONFIG_KEY}]"), message);
+        let bytes = self
+            .get(DOCKER_CONFIG_KEY)
+            .ok_or_else(|| error("is not there"))?;
+        if bytes.len() > MAX_BYTES {
+            return Err(error("is larger than 64 KiB"));
+        }
+        // A parser's error could contain a part of it.
+        let read: Option<Value> = serde_json::from_slice(bytes).ok();
+        if !read.is_some_and(|read| read.get("auths").is_some_and(Value::is_object)) {
+            return Err(error("is no JSON object with auths"));
+        }
+        Ok(Read::plain(Credentials(bytes.into())))
+    }
+}

@@ -1,0 +1,367 @@
+//! Service entries: each is the record of its hosts, and their endpoints are workloads.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use ambit_k8s_api::{ServiceEntry, created, is_dns_name, istio::Resolution, labels};
+use ambit_model::{AppProtocol, ArcStr, GatewayName, Identity, PortMap};
+use ipnet::IpNet;
+
+use crate::{
+    config::MeshConfig,
+    labels::Labels,
+    objects::{
+        binding::Binding,
+        export::Export,
+        pod::PodInput,
+        readable::{Extent, Followed, Read, Readable},
+        service::app_protocol,
+        workload_entry::{EndpointInput, port_number},
+    },
+    problem::{FieldError, Note},
+};
+
+impl Followed for ServiceEntry {
+    const EXTENT: Extent = Extent::Whole { labels: None };
+}
+
+impl Readable for ServiceEntry {
+    type Input = ServiceEntryInput;
+
+    fn read(&self, config: &MeshConfig) -> Result<Read<ServiceEntryInput>, FieldError> {
+        let (input, notes) = ServiceEntryInput::read(self, config)?;
+        Ok(Read::of(Some(input), notes))
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct EntryPort {
+    name: String,
+    pub(crate) number: u16,
+    pub(crate) target: Option<u16>,
+    protocol: String,
+}
+
+/// Input of a ServiceEntry.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ServiceEntryInput {
+    pub(crate) name: ArcStr,
+    pub(crate) namespace: ArcStr,
+    pub(crate) hosts: Vec<ArcStr>,
+    /// By host, with their field; the empty host means all.
+    addresses: Vec<(ArcStr, IpNet, String)>,
+    pub(crate) ports: Vec<EntryPort>,
+    pub(crate) endpoints: Vec<EndpointInput>,
+    pub(crate) selector: Option<Labels>,
+    pub(crate) resolution: Resolution,
+    /// Whether its location is outside the mesh, which is the default.
+    pub(crate) is_external: bool,
+    pub(crate) subject_alt_names: Vec<ArcStr>,
+    pub(crate) distribution: Option<String>,
+    /// The entry's `exportTo`; `None`: no field.
+    pub(crate) export: Option<Export>,
+    pub(crate) created: String,
+    /// The waypoint that its labels name.
+    pub(crate) binding: Option<Binding>,
+}
+
+impl ServiceEntryInput {
+    fn read(entry: &ServiceEntry, config: &MeshConfig) -> Result<(Self, Vec<Note>), FieldError> {
+        let spec = &entry.spec;
+        let namespace = entry.metadata.namespace.as_deref().unwrap_or("default");
+        let mut notes = Vec::new();
+        let export = read_export(&spec.export_to, namespace, &mut notes);
+        if !spec.endpoints.is_empty() && spec.selected_labels().is_some() {
+            return Err(FieldError::new(
+                "spec.endpoints",
+                "cannot be given together with spec.workloadSelector",
+            ));
+        }
+        let mut endpoints = Vec::new();
+        let mut seen = BTreeSet::new();
+        for (index, endpoint) in spec.endpoints.iter().enumerate() {
+            let at = format!("spec.endpoints[{index}]");
+            let endpoint = EndpointInput::read(endpoint, None, &at)?;
+            if !seen.insert(endpoint.text.clone()) {
+                return Err(FieldError::new(
+                    format!("{at}.address"),
+                    format!("{:?} is given twice", endpoint.text),
+                ));
+            }
+            endpoints.push(endpoint);
+        }
+        let annotation = entry
+            .metadata
+            .annotations
+            .as_ref()
+            .and_then(|all| all.get(labels::TRAFFIC_DISTRIBUTION));
+        let own_labels = entry.metadata.labels.as_ref();
+        note_wildcards(entry, &mut notes);
+        let input = Self {
+            name: entry.metadata.name.as_deref().unwrap_or_default().into(),
+            namespace: namespace.into(),
+            hosts: read_hosts(&spec.hosts)?,
+            export,
+            addresses: read_addresses(entry)?,
+            ports: read_ports(entry)?,
+            endpoints,
+            selector: spec.selected_labels().cloned(),
+            resolution: spec.resolution,
+            is_external: spec.location.as_deref() != Some("MESH_INTERNAL"),
+            subject_alt_names: read_names(&spec.subject_alt_names, namespace, config, &mut notes),
+            distribution: annotation.cloned(),
+            created: created(&entry.metadata),
+            binding: own_labels.and_then(|all| Binding::of(all, namespace)),
+        };
+        Ok((input, notes))
+    }
+
+    /// The Gateways that its labels and those of its endpoints name.
+    pub(crate) fn gateways(&self) -> impl Iterator<Item = GatewayName> {
+        let endpoints = self.endpoints.iter();
+        let endpoints =
+            endpoints.filter_map(|endpoint| Binding::of(&endpoint.labels, &self.namespace));
+        let all = self.binding.clone().into_iter().chain(endpoints);
+        all.filter_map(|binding| binding.gateway().cloned())
+    }
+
+    /// The names and numbers of its ports, and what these speak.
+    pub(crate) fn declared_ports(&self) -> impl Iterator<Item = (&str, u16, AppProtocol)> {
+        let ports = self.ports.iter();
+        ports.map(|port| {
+            let protocol = app_protocol(Some(&port.protocol), &port.name, port.number);
+            (port.name.as_str(), port.number, protocol)
+        })
+    }
+
+    /// Its virtual addresses with the fields they stand in.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = (&String, &IpNet)> {
+        self.addresses.iter().map(|(_, net, field)| (field, net))
+    }
+
+    /// Every address that it names, of its own or of endpoints.
+    pub(crate) fn named(&self) -> impl Iterator<Item = IpNet> {
+        let endpoints = self.endpoints.iter().filter_map(EndpointInput::ip);
+        let own = self.addresses.iter().map(|(_, net, _)| *net);
+        own.chain(endpoints.map(IpNet::from))
+    }
+
+    /// Whether a host of it is a wildcard, and calls name the host that is to be resolved.
+    pub(crate) fn resolves_named(&self, host: &str) -> bool {
+        self.resolution == Resolution::DynamicDns && self.resolves_hosts() && host.starts_with('*')
+    }
+
+    /// Whether its endpoints are found by resolving its hosts.
+    pub(crate) fn resolves_hosts(&self) -> bool {
+        let by_dns = matches!(
+            self.resolution,
+            Resolution::Dns | Resolution::DnsRoundRobin | Resolution::DynamicDns
+        );
+        by_dns && self.endpoints.is_empty() && self.selector.is_none()
+    }
+
+    /// Virtual addresses of one of its hosts.
+    pub(crate) fn addresses_of(&self, host: &ArcStr) -> impl Iterator<Item = &IpNet> {
+        let of_host = self.addresses.iter();
+        let of_host = of_host.filter(move |(of, ..)| of.is_empty() || of == host);
+        of_host.map(|(_, net, _)| net)
+    }
+
+    /// Service port to target port of one of its endpoints.
+    pub(crate) fn targets(&self, by_name: &BTreeMap<String, u16>) -> PortMap {
+        self.ports
+            .iter()
+            .map(|port| {
+                let target = by_name
+                    .get(&port.name)
+                    .copied()
+                    .or(port.target)
+                    .unwrap_or(port.number);
+                (port.number, target)
+            })
+            .collect()
+    }
+
+    /// The same for a pod: a container port of the entry port's name counts.
+    pub(crate) fn targets_in(&self, pod: &PodInput) -> PortMap {
+        self.targets(&pod.ports)
+    }
+}
+
+/// Notes wildcard hosts that cannot be resolved.
+fn note_wildcards(entry: &ServiceEntry, notes: &mut Vec<Note>) {
+    let spec = &entry.spec;
+    if !spec.hosts.iter().any(|host| host.starts_with('*')) || !spec.endpoints.is_empty() {
+        return;
+    }
+    match spec.resolution {
+        Resolution::Dns | Resolution::DnsRoundRobin => {
+            let message =
+                "a wildcard is no name that could be resolved: use DYNAMIC_DNS, with a waypoint";
+            notes.push(Note::new("spec.resolution", message));
+        }
+        Resolution::DynamicDns => {
+            let says_host = |protocol: AppProtocol| !matches!(protocol, AppProtocol::Tcp);
+            for (index, port) in spec.ports.iter().enumerate() {
+                let number = u16::try_from(port.number).unwrap_or_default();
+                let protocol = app_protocol(Some(&port.protocol), &port.name, number);
+                if !says_host(protocol) {
+                    let message = "connections that are neither HTTP nor TLS with a server name do not say which host is meant: they are refused";
+                    notes.push(Note::new(format!("spec.ports[{index}].protocol"), message));
+                }
+            }
+        }
+        Resolution::None | Resolution::Static => {}
+    }
+}
+
+/// `*`, `.` (its own namespace), `~` (none) and namespaces by name. Records can be seen by all namespaces or by their
+/// own: of a list of others, its own is what is left.
+fn read_export(export_to: &[String], namespace: &str, notes: &mut Vec<Note>) -> Option<Export> {
+    if export_to.is_empty() {
+        return None;
+    }
+    if export_to.iter().any(|one| one == "*") {
+        return Some(Export::All);
+    }
+    let is_own = |one: &&String| *one == "." || *one == namespace;
+    let others = export_to.iter().filter(|one| !is_own(one) && *one != "~");
+    let others: Vec<_> = others.map(String::as_str).collect();
+    if !others.is_empty() {
+        let message = format!(
+            "{}: cannot be exported to single other namespaces, and is not; node proxies support only \"*\" and \".\"",
+            others.join(", ")
+        );
+        notes.push(Note::new("spec.exportTo", message));
+    }
+    let sees_it = export_to.iter().any(|one| is_own(&one));
+    Some(if sees_it { Export::Own } else { Export::None })
+}
+
+/// The names that endpoints may present. Only entries of the root namespace may name identities of other namespaces: a
+/// waypoint would take every workload with such an identity for an endpoint of the entry, and connect to it as itself.
+fn read_names(
+    names: &[String],
+    namespace: &str,
+    config: &MeshConfig,
+    notes: &mut Vec<Note>,
+) -> Vec<ArcStr> {
+    let is_foreign = |name: &str| {
+        let is_own = |trust_domain: &str| trust_domain == config.trust_domain;
+        is_of_another_namespace(name, namespace, config, is_own)
+    };
+    let mut read = Vec::new();
+    for (index, name) in names.iter().enumerate() {
+        if is_foreign(name) {
+            let message = format!(
+                "{name} is an identity of another namespace and is not published: endpoints of entries of {namespace} \
+                 have identities of {namespace}; write the entry in {} to accept others",
+                config.root_namespace
+            );
+            notes.push(Note::new(format!("spec.subjectAltNames[{index}]"), message));
+        } else {
+            read.push(name.into());
+        }
+    }
+    read
+}
+
+/// Whether a name is an identity of another namespace of this mesh, in an entry that may not name it.
+pub(crate) fn is_of_another_namespace(
+    name: &str,
+    namespace: &str,
+    config: &MeshConfig,
+    is_own: impl Fn(&str) -> bool,
+) -> bool {
+    let identity = name.parse::<Identity>();
+    namespace != config.root_namespace
+        && identity
+            .is_ok_and(|identity| is_own(&identity.trust_domain) && identity.namespace != namespace)
+}
+
+fn read_hosts(hosts: &[String]) -> Result<Vec<ArcStr>, FieldError> {
+    if hosts.is_empty() {
+        return Err(FieldError::new("spec.hosts", "must name at least one host"));
+    }
+    let mut read: Vec<ArcStr> = Vec::new();
+    for (index, host) in hosts.iter().enumerate() {
+        let lower = host.to_ascii_lowercase();
+        if !is_dns_name(lower.strip_prefix("*.").unwrap_or(&lower), 253) {
+            return Err(FieldError::new(
+                format!("spec.hosts[{index}]"),
+                format!("{host:?} is not a host name"),
+            ));
+        }
+        if !read.iter().any(|other| *other == lower) {
+            read.push(lower.into());
+        }
+    }
+    Ok(read)
+}
+
+fn read_addresses(entry: &ServiceEntry) -> Result<Vec<(ArcStr, IpNet, String)>, FieldError> {
+    let mut read = Vec::new();
+    for (index, text) in entry.spec.addresses.iter().enumerate() {
+        let field = format!("spec.addresses[{index}]");
+        read.push((ArcStr::new(), read_net(text, &field)?, field));
+    }
+    if read.is_empty() {
+        let given = entry
+            .status
+            .get("addresses")
+            .and_then(|addresses| addresses.as_array());
+        for (index, address) in given.into_iter().flatten().enumerate() {
+            let text = |name: &str| {
+                address
+                    .get(name)
+                    .and_then(|value| value.as_str())
+                    .unwrap_or_default()
+            };
+            let field = format!("status.addresses[{index}].value");
+            read.push((text("host").into(), read_net(text("value"), &field)?, field));
+        }
+    }
+    Ok(read)
+}
+
+fn read_net(text: &str, field: &str) -> Result<IpNet, FieldError> {
+    let ip = text
+        .parse::<IpAddr>()
+        .map(|ip| IpNet::from(ip.to_canonical()));
+    ip.or_else(|_| text.parse::<IpNet>()).map_err(|_| {
+        FieldError::new(
+            field,
+            format!("{text:?} is neither an IP address nor a prefix"),
+        )
+    })
+}
+
+fn read_ports(entry: &ServiceEntry) -> Result<Vec<EntryPort>, FieldError> {
+    let mut ports: Vec<EntryPort> = Vec::new();
+    for (index, port) in entry.spec.ports.iter().enumerate() {
+        let field = |name: &str| format!("spec.ports[{index}].{name}");
+        let number = port_number(port.number)
+            .map_err(|message| FieldError::new(field("number"), message))?;
+        let target = port
+            .target_port
+            .filter(|target| *target != 0)
+            .map(port_number)
+            .transpose()
+            .map_err(|message| FieldError::new(field("targetPort"), message))?;
+        if ports.iter().any(|other| other.number == number) {
+            return Err(FieldError::new(
+                field("number"),
+                format!("{number} is given twice"),
+            ));
+        }
+        ports.push(EntryPort {
+            name: port.name.clone(),
+            number,
+            target,
+            protocol: port.protocol.clone(),
+        });
+    }
+    Ok(ports)
+}

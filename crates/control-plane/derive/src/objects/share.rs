@@ -1,0 +1,39 @@
+//! So many of so many requests, as the Gateway API writes it.
+
+use ambit_k8s_api::gateway::Fraction;
+use ambit_model::Share;
+
+use crate::problem::FieldError;
+
+/// Reads one of the two forms of a share; all requests without either.
+pub(crate) fn read(
+    percent: Option<i32>,
+    fraction: Option<&Fraction>,
+    at: &str,
+) -> Result<Share, FieldError> {
+    let (field, of, all) = match (percent, fraction) {
+        (Some(_), Some(_)) => {
+            let message = "percent and fraction exclude each other";
+            return Err(FieldError::new(at, message));
+        }
+        (Some(percent), None) => ("percent", percent, 100),
+        (
+            None,
+            Some(Fraction {
+                numerator,
+                denominator,
+            }),
+        ) => ("fraction", *numerator, denominator.unwrap_or(100)),
+        (None, None) => ("percent", 100, 100),
+    };
+    let share = u32::try_from(of).ok().zip(u32::try_from(all).ok());
+    let share = share.filter(|(of, all)| of <= all && *all > 0);
+    let (numerator, denominator) = share.ok_or_else(|| {
+        let message = format!("{of} of {all} is no share");
+        FieldError::new(format!("{at}.{field}"), message)
+    })?;
+    Ok(Share {
+        numerator,
+        denominator,
+    })
+}

@@ -1,0 +1,152 @@
+//! Targets of `targetRefs`: the objects that a policy is attached to.
+
+use std::collections::BTreeSet;
+
+use ambit_k8s_api::{Kind, ObjectKey, gateway, istio::PolicyTargetReference};
+use ambit_model::ArcStr;
+use serde_json::Value;
+
+use crate::{config::MeshConfig, problem::FieldError};
+
+/// Most targets of one object.
+const MAX_TARGETS: usize = 16;
+
+/// The objects that one is attached to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Targets(pub(crate) Vec<ObjectKey>);
+
+/// `targetRef` and `targetRefs`, each with its field.
+pub(crate) fn references<'a>(
+    one: Option<&'a PolicyTargetReference>,
+    several: &'a [PolicyTargetReference],
+) -> Vec<(String, &'a PolicyTargetReference)> {
+    let one = one.into_iter();
+    let one = one.map(|reference| ("spec.targetRef".to_owned(), reference));
+    let several = several.iter().enumerate();
+    let several =
+        several.map(|(index, reference)| (format!("spec.targetRefs[{index}]"), reference));
+    one.chain(several).collect()
+}
+
+impl Targets {
+    /// Targets of an object of a namespace.
+    pub(crate) fn read(
+        references: Vec<(String, &PolicyTargetReference)>,
+        namespace: &ArcStr,
+        config: &MeshConfig,
+    ) -> Result<Self, FieldError> {
+        if references.len() > MAX_TARGETS {
+            let message = format!("{} targets; at most {MAX_TARGETS}", references.len());
+            return Err(FieldError::new("spec.targetRefs", message));
+        }
+        let mut targets = Vec::new();
+        for (field, reference) in references {
+            let target = target(reference, namespace, config);
+            targets.push(target.map_err(|message| FieldError::new(field, message))?);
+        }
+        Ok(Self(targets))
+    }
+
+    /// The objects that targets may mean of an object that cannot be used, where all of them are refused: of one whose
+    /// kind or group is unknown, every object that has its name. `None` if there are targets, and none means anything.
+    pub(crate) fn possible(
+        references: &[(String, &PolicyTargetReference)],
+        namespace: &ArcStr,
+        config: &MeshConfig,
+    ) -> Option<Self> {
+        let targets = references
+            .iter()
+            .flat_map(|(_, reference)| possible(reference, namespace, config));
+        let targets: BTreeSet<ObjectKey> = targets.collect();
+        let is_nothing = !references.is_empty() && targets.is_empty();
+        (!is_nothing).then(|| Self(targets.into_iter().collect()))
+    }
+}
+
+/// Readable targets of an object that cannot be read as a whole.
+pub(crate) fn readable_references(spec: Option<&Value>) -> Vec<PolicyTargetReference> {
+    let one = spec.and_then(|spec| spec.get("targetRef"));
+    let several = spec.and_then(|spec| spec.get("targetRefs"));
+    let several = several.and_then(Value::as_array).into_iter().flatten();
+    let text = |of: &Value, name: &str| {
+        let text = of.get(name).and_then(Value::as_str);
+        text.unwrap_or_default().to_owned()
+    };
+    let read = |of: &Value| PolicyTargetReference {
+        group: text(of, "group"),
+        kind: text(of, "kind"),
+        name: text(of, "name"),
+        namespace: Some(text(of, "namespace")),
+    };
+    one.into_iter().chain(several).map(read).collect()
+}
+
+/// The objects that a reference may mean.
+fn possible(
+    reference: &PolicyTargetReference,
+    namespace: &ArcStr,
+    config: &MeshConfig,
+) -> Vec<ObjectKey> {
+    if other_namespace(reference, namespace).is_some() || reference.name.is_empty() {
+        return Vec::new();
+    }
+    if kind_of(reference).is_some() {
+        return target(reference, namespace, config).into_iter().collect();
+    }
+    let in_root = *namespace == config.root_namespace;
+    let kinds = [Kind::Service, Kind::ServiceEntry, Kind::Gateway];
+    let classes = in_root.then_some(Kind::GatewayClass);
+    let all = kinds.into_iter().chain(classes);
+    all.map(|kind| ObjectKey::new(kind, namespace.clone(), reference.name.as_str()))
+        .collect()
+}
+
+/// The kind of object that a reference names, if objects can be attached to it.
+fn kind_of(reference: &PolicyTargetReference) -> Option<Kind> {
+    match (reference.group.as_str(), reference.kind.as_str()) {
+        ("" | "core", "Service") => Some(Kind::Service),
+        ("networking.istio.io", "ServiceEntry") => Some(Kind::ServiceEntry),
+        (gateway::GROUP, "Gateway") => Some(Kind::Gateway),
+        (gateway::GROUP, "GatewayClass") => Some(Kind::GatewayClass),
+        _ => None,
+    }
+}
+
+/// The namespace that a reference names, if it is another one than its object's.
+fn other_namespace<'a>(
+    reference: &'a PolicyTargetReference,
+    namespace: &ArcStr,
+) -> Option<&'a String> {
+    let named = reference.namespace.as_ref();
+    named.filter(|named| !named.is_empty() && **named != namespace.as_str())
+}
+
+/// The object that a reference names.
+fn target(
+    reference: &PolicyTargetReference,
+    namespace: &ArcStr,
+    config: &MeshConfig,
+) -> Result<ObjectKey, String> {
+    if let Some(other) = other_namespace(reference, namespace) {
+        return Err(format!(
+            "a policy of {namespace} cannot be attached to an object of {other}"
+        ));
+    }
+    let kind = kind_of(reference).ok_or_else(|| {
+        let PolicyTargetReference { group, kind, .. } = reference;
+        format!(
+            "{kind:?} of the group {group:?} is none of Service, ServiceEntry, Gateway and GatewayClass"
+        )
+    })?;
+    let root = &config.root_namespace;
+    if kind == Kind::GatewayClass && namespace != root {
+        return Err(format!(
+            "only policies of {root} can be attached to a GatewayClass"
+        ));
+    }
+    Ok(ObjectKey::new(
+        kind,
+        namespace.clone(),
+        reference.name.as_str(),
+    ))
+}

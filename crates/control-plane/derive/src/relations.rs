@@ -1,0 +1,11 @@
+//! Relations between objects, which the index keeps up to date with each change: the graph of references, owners of
+//! addresses, the pods of waypoints, and the like.
+
+pub(crate) mod addresses;
+pub(crate) mod cluster_addresses;
+pub(crate) mod discovery;
+pub(crate) mod instances;
+pub(crate) mod introductions;
+pub(crate) mod key_state;
+pub(crate) mod references;
+pub(crate) mod served;

@@ -1,0 +1,94 @@
+//! Owners of addresses.
+//!
+//! Pods and Services own the addresses that Kubernetes gave them. Entries are written by every tenant: an entry with
+//! another namespace's address would draw that one's traffic from the whole mesh.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use ambit_k8s_api::ObjectKey;
+use ipnet::IpNet;
+
+/// Owners of addresses, and the entries that name addresses.
+#[derive(Debug, Default)]
+pub(crate) struct Addresses {
+    pub(crate) owners: BTreeMap<IpAddr, BTreeSet<ObjectKey>>,
+    /// Entries that name an address.
+    named: BTreeMap<IpAddr, BTreeSet<ObjectKey>>,
+    /// Entries that name prefixes: few.
+    prefixes: BTreeMap<ObjectKey, Vec<IpNet>>,
+}
+
+impl Addresses {
+    /// Follows a pod or Service that has other addresses than before. Returns the entries that name one of them.
+    pub(crate) fn own(
+        &mut self,
+        key: &ObjectKey,
+        old: &[IpAddr],
+        new: &[IpAddr],
+    ) -> BTreeSet<ObjectKey> {
+        if old == new {
+            return BTreeSet::new();
+        }
+        for ip in old {
+            remove(&mut self.owners, ip, key);
+        }
+        for ip in new {
+            self.owners.entry(*ip).or_default().insert(key.clone());
+        }
+        let changed = || old.iter().chain(new);
+        let exact = changed().filter_map(|ip| self.named.get(ip)).flatten();
+        let prefixes = self.prefixes.iter();
+        let wide = prefixes
+            .filter(|(_, nets)| changed().any(|ip| nets.iter().any(|net| net.contains(ip))))
+            .map(|(entry, _)| entry);
+        exact.chain(wide).cloned().collect()
+    }
+
+    /// Whether an address is one of a pod or Service.
+    pub(crate) fn is_owned_by(&self, ip: &IpAddr, key: &ObjectKey) -> bool {
+        let owners = self.owners.get(ip);
+        owners.is_some_and(|owners| owners.contains(key))
+    }
+
+    /// Follows an entry that names other addresses than before.
+    pub(crate) fn name(&mut self, key: &ObjectKey, old: &[IpNet], new: &[IpNet]) {
+        let is_one = |net: &&IpNet| net.prefix_len() == net.max_prefix_len();
+        for net in old.iter().filter(is_one) {
+            remove(&mut self.named, &net.addr(), key);
+        }
+        for net in new.iter().filter(is_one) {
+            self.named
+                .entry(net.addr())
+                .or_default()
+                .insert(key.clone());
+        }
+        let wide: Vec<_> = new.iter().filter(|net| !is_one(net)).copied().collect();
+        if wide.is_empty() {
+            self.prefixes.remove(key);
+        } else {
+            self.prefixes.insert(key.clone(), wide);
+        }
+    }
+
+    /// Returns the Services and pods that have an address, also of namespaces that the mesh leaves out.
+    pub(crate) fn owners(&self, ip: &IpAddr) -> impl Iterator<Item = &ObjectKey> {
+        self.owners.get(ip).into_iter().flatten()
+    }
+
+    pub(crate) fn owners_within(&self, net: &IpNet) -> impl Iterator<Item = &ObjectKey> {
+        let inside = self.owners.range(net.network()..=net.broadcast());
+        inside.flat_map(|(_, owners)| owners)
+    }
+}
+
+fn remove(map: &mut BTreeMap<IpAddr, BTreeSet<ObjectKey>>, ip: &IpAddr, key: &ObjectKey) {
+    if let Some(keys) = map.get_mut(ip) {
+        keys.remove(key);
+        if keys.is_empty() {
+            map.remove(ip);
+        }
+    }
+}

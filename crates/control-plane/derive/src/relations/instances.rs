@@ -1,0 +1,78 @@
+//! Pods that carry the label of a Gateway.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use ambit_k8s_api::labels;
+use ambit_model::{ArcStr, GatewayName};
+
+use crate::{labels::Labels, objects::pod::PodInput};
+
+/// Pods that carry the label of a Gateway of their namespace, by that Gateway and their own name.
+#[derive(Debug, Default)]
+pub(crate) struct Instances(HashMap<GatewayName, BTreeMap<ArcStr, Instance>>);
+
+#[derive(Debug, PartialEq)]
+pub(crate) struct Instance {
+    account: ArcStr,
+    ready: bool,
+}
+
+impl Instances {
+    pub(crate) fn of(&self, gateway: &GatewayName) -> impl Iterator<Item = (&ArcStr, &Instance)> {
+        self.0.get(gateway).into_iter().flatten()
+    }
+
+    /// Whether a pod of a waypoint of ours is ready.
+    pub(crate) fn any_ready(&self, gateway: &GatewayName) -> bool {
+        let mut pods = self.of(gateway);
+        pods.any(|(_, pod)| pod.ready && pod.account == gateway.name)
+    }
+
+    /// Whether any pod with the label is ready.
+    pub(crate) fn any_claims_ready(&self, gateway: &GatewayName) -> bool {
+        self.of(gateway).any(|(_, pod)| pod.ready)
+    }
+
+    /// The accounts that pods with the label run under.
+    pub(crate) fn accounts(&self, gateway: &GatewayName) -> BTreeSet<ArcStr> {
+        let pods = self.of(gateway);
+        pods.map(|(_, pod)| pod.account.clone()).collect()
+    }
+
+    pub(crate) fn replace(
+        &mut self,
+        name: &ArcStr,
+        old: Option<GatewayName>,
+        new: Option<&PodInput>,
+    ) {
+        if let Some(gateway) = old
+            && let Some(pods) = self.0.get_mut(&gateway)
+        {
+            pods.remove(name);
+            if pods.is_empty() {
+                self.0.remove(&gateway);
+            }
+        }
+        if let Some(pod) = new
+            && let Some(gateway) = claimed(pod)
+        {
+            let instance = Instance {
+                account: pod.service_account.clone(),
+                ready: pod.ready,
+            };
+            let pods = self.0.entry(gateway).or_default();
+            pods.insert(name.clone(), instance);
+        }
+    }
+}
+
+/// The Gateway whose label a pod carries.
+pub(crate) fn claimed(pod: &PodInput) -> Option<GatewayName> {
+    let name = label(&pod.labels).filter(|_| pod.is_published())?;
+    Some(GatewayName::new(pod.namespace.clone(), name))
+}
+
+pub(crate) fn label(labels: &Labels) -> Option<&str> {
+    let name = labels.get(labels::GATEWAY_NAME)?;
+    Some(name.as_str()).filter(|name| !name.is_empty())
+}

@@ -1,0 +1,155 @@
+//! A second waypoint of a service, for a share of its connections: the labels and the annotation of the level that
+//! names the first. Where it cannot be used, the first has all of them.
+
+use ambit_k8s_api::{Kind, Namespace, ObjectKey, Service};
+use ambit_model::{GatewayName, WeightedWaypoint};
+
+use crate::{
+    condition::Verdict,
+    objects::{binding::Canary, serves::Serves},
+    view::{
+        MeshView,
+        attachment::{Attachment, Obstacle, Origin},
+    },
+};
+
+/// Why a second waypoint is not used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// Text that is no share.
+    Weight(String),
+    /// Gateway that is the first one too.
+    Same,
+    /// Gateway that cannot be attached.
+    Obstacle(GatewayName, Obstacle),
+    /// None of its pods is ready.
+    NotReady(GatewayName),
+}
+
+impl MeshView {
+    /// The second waypoint of a service and its share, or why it is not used.
+    pub(crate) fn canary(
+        &self,
+        key: &ObjectKey,
+        primary: &Attachment,
+    ) -> Option<Result<(GatewayName, u32), Trouble>> {
+        // Of Services alone: entries go by the first.
+        if key.kind != Kind::Service {
+            return None;
+        }
+        primary.outcome.ok()?;
+        let Canary { gateway, weight } = match primary.origin {
+            Origin::Own => self.get::<Service>(key)?.canary.as_ref()?,
+            Origin::Namespace => {
+                let namespaces = self.objects("")?.all::<Namespace>();
+                namespaces.get(&key.namespace)?.canary.as_ref()?
+            }
+            Origin::Gateway => return None,
+        };
+        let weight = match weight {
+            Ok(weight) => *weight,
+            Err(text) => return Some(Err(Trouble::Weight(text.clone()))),
+        };
+        if *gateway == primary.gateway {
+            return Some(Err(Trouble::Same));
+        }
+        Some(match self.serves_services(gateway, &key.namespace) {
+            Err(obstacle) => Err(Trouble::Obstacle(gateway.clone(), obstacle)),
+            Ok(()) if !self.is_ready(gateway) && !self.is_foreign_ready(gateway) => {
+                Err(Trouble::NotReady(gateway.clone()))
+            }
+            Ok(()) => Ok((gateway.clone(), weight)),
+        })
+    }
+
+    /// The waypoints of a service by share; none if there is one alone.
+    pub(crate) fn weighted(&self, key: &ObjectKey, primary: &Attachment) -> Vec<WeightedWaypoint> {
+        let Some(Ok((gateway, weight))) = self.canary(key, primary) else {
+            return Vec::new();
+        };
+        let canary = Attachment {
+            origin: primary.origin,
+            foreign: self
+                .gateway(&gateway)
+                .and_then(|gateway| self.foreign(gateway)),
+            gateway,
+            outcome: Ok(Serves::Services),
+            awaited: None,
+        };
+        let shares = [(primary, 100 - weight), (&canary, weight)];
+        let weighted = shares.map(|(attachment, weight)| {
+            let destination = self.waypoint_address(attachment)?;
+            Some(WeightedWaypoint {
+                destination,
+                weight,
+            })
+        });
+        weighted.into_iter().flatten().collect()
+    }
+
+    /// Whether ingress gateways send through the waypoint of a service: by its label, else by its namespace's.
+    pub(crate) fn ingress_uses_waypoint(&self, key: &ObjectKey) -> bool {
+        if key.kind != Kind::Service {
+            return false;
+        }
+        let own = self.get::<Service>(key).and_then(|one| one.ingress);
+        let of_namespace = || {
+            let namespaces = self.objects("")?.all::<Namespace>();
+            namespaces.get(&key.namespace)?.ingress
+        };
+        own.or_else(of_namespace).unwrap_or(false)
+    }
+
+    /// Adds the state of the second waypoint of a service, and of ingress, to that of the first.
+    pub(crate) fn judge_canary(
+        &self,
+        key: &ObjectKey,
+        primary: &Attachment,
+        verdict: &mut Verdict,
+    ) {
+        if !verdict.is_true {
+            return;
+        }
+        if self.ingress_uses_waypoint(key) {
+            verdict.message += "; ingress traffic is sent through it, too";
+        }
+        let ignored = "all connections go through the first waypoint";
+        match self.canary(key, primary) {
+            None => {}
+            Some(Ok((gateway, weight))) => {
+                let share = format!("; {weight} % of connections go through {gateway}");
+                verdict.message += &share;
+            }
+            Some(Err(Trouble::Weight(text))) => {
+                *verdict = refused(
+                    "CanaryInvalidWeight",
+                    format!("the canary's weight {text:?} is no number from 0 to 100: {ignored}"),
+                );
+            }
+            Some(Err(Trouble::Same)) => {
+                let gateway = &primary.gateway;
+                *verdict = refused(
+                    "CanarySameAsPrimary",
+                    format!("the canary {gateway} is the first waypoint itself: {ignored}"),
+                );
+            }
+            Some(Err(Trouble::Obstacle(gateway, obstacle))) => {
+                verdict.message +=
+                    &format!("; the canary {gateway} is ignored ({obstacle}): {ignored}");
+            }
+            Some(Err(Trouble::NotReady(gateway))) => {
+                verdict.message +=
+                    &format!("; the canary {gateway} is ignored, no pod of it is ready: {ignored}");
+            }
+        }
+    }
+}
+
+fn refused(reason: &'static str, message: String) -> Verdict {
+    Verdict {
+        is_true: false,
+        reason,
+        message,
+        is_trouble: true,
+    }
+}

@@ -1,0 +1,32 @@
+//! Hosts that objects declare.
+
+use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
+use ambit_model::ArcStr;
+
+use crate::{relations::references::Edge, view::MeshView};
+
+impl MeshView {
+    /// Returns the hosts that an object declares.
+    pub(crate) fn hosts_of(&self, key: &ObjectKey) -> Vec<ArcStr> {
+        match key.kind {
+            Kind::Service => {
+                let domain = &self.config.cluster_domain;
+                let service = self.get::<Service>(key);
+                service
+                    .map(|one| one.hostname(domain))
+                    .into_iter()
+                    .collect()
+            }
+            Kind::ServiceEntry => {
+                let entry = self.get::<ServiceEntry>(key);
+                entry.map(|one| one.hosts.clone()).unwrap_or_default()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether any pod of a namespace chooses its waypoint itself.
+    pub(crate) fn has_choosers(&self, namespace: &ArcStr) -> bool {
+        self.references.is_named(Edge::ChoosesIn, namespace)
+    }
+}

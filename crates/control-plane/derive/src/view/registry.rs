@@ -1,0 +1,126 @@
+//! The services of the mesh with the names of their ports, for tools that ask for Istio's registry. Records have no
+//! names of ports, so this is read from the objects, on request.
+
+use std::net::IpAddr;
+
+use ambit_k8s_api::{Service, ServiceEntry, istio::Resolution};
+use ambit_model::{AppProtocol, ArcStr, Visibility};
+
+use crate::{
+    labels::Labels,
+    objects::{service::ServiceInput, service_entry::ServiceEntryInput},
+    view::MeshView,
+};
+
+/// Service of the mesh under one of its host names.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RegisteredService {
+    /// Host name that clients call.
+    pub hostname: ArcStr,
+    /// Name of the object.
+    pub name: ArcStr,
+    /// Namespace of the object.
+    pub namespace: ArcStr,
+    /// Whether it is a Service of Kubernetes; else it is a host of a ServiceEntry.
+    pub is_kubernetes: bool,
+    /// Whether every namespace sees it, or its own alone.
+    pub is_public: bool,
+    /// Virtual addresses of the service.
+    pub addresses: Vec<IpAddr>,
+    /// Ports in the order of the object.
+    pub ports: Vec<RegisteredPort>,
+    /// Labels of its pods.
+    pub selector: Option<Labels>,
+    /// How endpoints are found.
+    pub resolution: Resolution,
+    /// Whether it is outside the mesh.
+    pub is_external: bool,
+    /// Time of the object's creation, see [`ambit_k8s_api::created`].
+    pub created: String,
+}
+
+/// Port of a service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegisteredPort {
+    /// Name of the port; may be empty.
+    pub name: String,
+    /// Number that clients call.
+    pub number: u16,
+    /// Transport protocol: TCP or another one.
+    pub is_tcp: bool,
+    /// Protocol that it declares.
+    pub app_protocol: AppProtocol,
+}
+
+impl MeshView {
+    /// All services that any namespace sees, by host name and namespace.
+    pub fn registry(&self) -> Vec<RegisteredService> {
+        let mut all = Vec::new();
+        for (_, objects) in self.all_objects() {
+            let services = objects.all::<Service>().values();
+            all.extend(services.map(|service| self.registered(service)));
+            let entries = objects.all::<ServiceEntry>().values();
+            all.extend(entries.flat_map(|entry| self.registered_hosts(entry)));
+        }
+        all.sort_by(|a, b| (&a.hostname, &a.namespace).cmp(&(&b.hostname, &b.namespace)));
+        all
+    }
+
+    fn registered(&self, service: &ServiceInput) -> RegisteredService {
+        let ports = service.ports.iter().map(|port| RegisteredPort {
+            name: port.name.clone(),
+            number: port.port,
+            is_tcp: port.is_tcp,
+            app_protocol: port.app_protocol,
+        });
+        RegisteredService {
+            hostname: service.hostname(&self.config.cluster_domain),
+            name: service.name.clone(),
+            namespace: service.namespace.clone(),
+            is_kubernetes: true,
+            is_public: true,
+            addresses: service.vips.clone(),
+            ports: ports.collect(),
+            selector: service.selector.clone(),
+            resolution: if service.vips.is_empty() {
+                Resolution::None
+            } else {
+                Resolution::Static
+            },
+            is_external: false,
+            created: service.created.clone(),
+        }
+    }
+
+    fn registered_hosts<'a>(
+        &'a self,
+        entry: &'a ServiceEntryInput,
+    ) -> impl Iterator<Item = RegisteredService> + 'a {
+        let registered = move |host: &ArcStr| {
+            let visibility = self.visibility(entry, host)?;
+            let addresses = entry.addresses_of(host);
+            let single = addresses.filter(|net| net.prefix_len() == net.max_prefix_len());
+            let ports = entry.declared_ports();
+            let ports = ports.map(|(name, number, app_protocol)| RegisteredPort {
+                name: name.to_owned(),
+                number,
+                is_tcp: true,
+                app_protocol,
+            });
+            Some(RegisteredService {
+                hostname: host.clone(),
+                name: entry.name.clone(),
+                namespace: entry.namespace.clone(),
+                is_kubernetes: false,
+                is_public: visibility == Visibility::Public,
+                addresses: single.map(|net| net.addr()).collect(),
+                ports: ports.collect(),
+                selector: entry.selector.clone(),
+                resolution: entry.resolution,
+                is_external: entry.is_external,
+                created: entry.created.clone(),
+            })
+        };
+        entry.hosts.iter().filter_map(registered)
+    }
+}

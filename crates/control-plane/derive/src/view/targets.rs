@@ -1,0 +1,191 @@
+//! Targets of `targetRefs`: waypoints, or services of waypoints; the waypoints that result, and the object's
+//! conditions.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ambit_k8s_api::{Gateway, GatewayClass, Kind, ObjectKey, Service, ServiceEntry};
+use ambit_model::{ArcStr, GatewayName, NamespacedHostname};
+
+use crate::{
+    condition::Verdict, config::ServicePolicyScope, names::names, objects::targets::Targets,
+    view::MeshView,
+};
+
+/// Part of an object that concerns one waypoint.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Concerned {
+    pub(crate) for_gateway: bool,
+    pub(crate) services: Vec<NamespacedHostname>,
+}
+
+impl Targets {
+    /// Concerned services, by waypoint.
+    pub(crate) fn concerned(&self, view: &MeshView) -> BTreeMap<GatewayName, Concerned> {
+        let mut waypoints: BTreeMap<GatewayName, Concerned> = BTreeMap::new();
+        for target in &self.0 {
+            match target.kind {
+                Kind::Gateway | Kind::GatewayClass => {
+                    for gateway in waypoints_of(view, target) {
+                        waypoints.entry(gateway).or_default().for_gateway = true;
+                    }
+                }
+                _ => {
+                    for (gateway, service) in served(view, target) {
+                        waypoints.entry(gateway).or_default().services.push(service);
+                    }
+                }
+            }
+        }
+        for concerned in waypoints.values_mut() {
+            concerned.services.sort_unstable();
+            concerned.services.dedup();
+        }
+        waypoints
+    }
+
+    /// Says which requests to pods pass by an object, because the waypoints of its services take no pods.
+    fn left_out(&self, view: &MeshView) -> Option<String> {
+        let waypoints = self
+            .0
+            .iter()
+            .filter_map(|target| without_pods(view, target));
+        let waypoints: BTreeSet<GatewayName> = waypoints.collect();
+        let names = names(&waypoints)?;
+        Some(format!(
+            ", not for requests to the pods' own addresses: {names} serves services alone (istio.io/waypoint-for: all takes their pods, too)"
+        ))
+    }
+
+    /// Waypoints at which an object is in force; `word` is its kind, and `how` the verb for it.
+    pub(crate) fn verdict(&self, view: &MeshView, word: &str, how: &str) -> Verdict {
+        let (mut bound, mut unbound) = (BTreeSet::new(), Vec::new());
+        let mut any_found = false;
+        for target in &self.0 {
+            let waypoints = match target.kind {
+                Kind::Gateway | Kind::GatewayClass => waypoints_of(view, target),
+                _ => served(view, target)
+                    .into_iter()
+                    .map(|(gateway, _)| gateway)
+                    .collect(),
+            };
+            let found = exists(view, target);
+            any_found |= found;
+            if waypoints.is_empty() {
+                let why = match (found, target.kind) {
+                    (false, _) => "does not exist".to_owned(),
+                    (true, Kind::Gateway) => "is no waypoint of this control plane".to_owned(),
+                    (true, Kind::GatewayClass) => {
+                        "has no waypoints of this control plane".to_owned()
+                    }
+                    (true, _) if has_foreign_waypoint(view, target) => format!(
+                        "has a waypoint of another control plane, which this {word} is not sent to"
+                    ),
+                    (true, _) => "has no waypoint".to_owned(),
+                };
+                unbound.push(format!("{target} {why}"));
+            }
+            bound.extend(waypoints);
+        }
+        let is_of_services =
+            |target: &ObjectKey| !matches!(target.kind, Kind::Gateway | Kind::GatewayClass);
+        let passes_pods = view.config.service_policy_scope == ServicePolicyScope::Istio
+            && self.0.iter().any(is_of_services);
+        let limit = match passes_pods {
+            true => {
+                ", not for requests to pods' own addresses (global.waypoint.servicePolicyScope: istio)"
+                    .to_owned()
+            }
+            false => self.left_out(view).unwrap_or_default(),
+        };
+        let at = names(&bound).map(|names| format!("{how} by {names}{limit}"));
+        let (is_true, reason) = match (&at, unbound.is_empty()) {
+            (Some(_), true) => (true, "Accepted"),
+            (Some(_), false) => (true, "PartiallyInvalid"),
+            (None, _) if any_found => (false, "AncestorNotBound"),
+            (None, _) => (false, "TargetNotFound"),
+        };
+        let without = unbound.join(", ");
+        let message = match at {
+            Some(at) if unbound.is_empty() => at,
+            Some(at) => format!("{at}; {without}"),
+            None => format!("{without}: the {word} has no effect"),
+        };
+        Verdict {
+            is_true,
+            reason,
+            message,
+            is_trouble: !is_true || !unbound.is_empty(),
+        }
+    }
+}
+
+fn exists(view: &MeshView, target: &ObjectKey) -> bool {
+    match target.kind {
+        Kind::Gateway => view.get::<Gateway>(target).is_some(),
+        Kind::GatewayClass => {
+            view.get::<GatewayClass>(target).is_some()
+                || !view.gateways_of_class(&target.name).is_empty()
+        }
+        Kind::Service => view.get::<Service>(target).is_some(),
+        _ => view.get::<ServiceEntry>(target).is_some(),
+    }
+}
+
+/// The waypoints of a target of the Gateway API.
+fn waypoints_of(view: &MeshView, target: &ObjectKey) -> Vec<GatewayName> {
+    let mut names = match target.kind {
+        Kind::GatewayClass => view.gateways_of_class(&target.name),
+        _ => vec![GatewayName::new(
+            target.namespace.clone(),
+            target.name.clone(),
+        )],
+    };
+    names.retain(|name| view.waypoint(name).is_some());
+    names
+}
+
+/// The waypoint that serves a Service or ServiceEntry, if that is one for services alone: its pods are not behind it.
+fn without_pods(view: &MeshView, target: &ObjectKey) -> Option<GatewayName> {
+    let selects_pods = match target.kind {
+        Kind::Service => view.get::<Service>(target)?.selector.is_some(),
+        Kind::ServiceEntry => view.get::<ServiceEntry>(target)?.selector.is_some(),
+        _ => false,
+    };
+    let attachment = view.waypoint_of_service(target).filter(|_| selects_pods)?;
+    let serves = attachment.outcome.ok()?;
+    let gateway = attachment.ours()?;
+    (!serves.workloads()).then(|| gateway.clone())
+}
+
+/// Whether a Service or ServiceEntry is bound to another controller's waypoint.
+fn has_foreign_waypoint(view: &MeshView, target: &ObjectKey) -> bool {
+    let attachment = view.waypoint_of_service(target);
+    attachment.is_some_and(|attachment| attachment.foreign.is_some())
+}
+
+/// The services of a target, each with the waypoints that serve it.
+fn served(view: &MeshView, target: &ObjectKey) -> Vec<(GatewayName, NamespacedHostname)> {
+    let hosts: Vec<&ArcStr>;
+    let own;
+    match target.kind {
+        Kind::Service => {
+            let Some(service) = view.get::<Service>(target) else {
+                return Vec::new();
+            };
+            own = service.hostname(&view.config.cluster_domain);
+            hosts = vec![&own];
+        }
+        _ => {
+            let Some(entry) = view.get::<ServiceEntry>(target) else {
+                return Vec::new();
+            };
+            hosts = view.hosts_won(entry).collect();
+        }
+    }
+    let of_host = |host: &ArcStr| {
+        let name = NamespacedHostname::new(target.namespace.clone(), host.clone());
+        let waypoints = view.waypoints_serving(target, host).into_iter();
+        waypoints.map(move |gateway| (gateway, name.clone()))
+    };
+    hosts.into_iter().flat_map(of_host).collect()
+}

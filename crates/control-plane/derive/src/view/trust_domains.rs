@@ -1,0 +1,116 @@
+//! Trust domains that the mesh accepts besides its own one: MeshConfig's `trustDomainAliases` and `caCertificates`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use ambit_model::{ArcStr, DEFAULT_TRUST_DOMAIN};
+
+use crate::{
+    objects::{
+        key_source::{KeyForm, KeySource},
+        root_certificates::RootSource,
+        trust_domain_names::TrustDomainNames,
+    },
+    view::MeshView,
+};
+
+/// Timeout for a trust bundle.
+const BUNDLE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Trust domains that are accepted besides the mesh's own one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AcceptedTrustDomains {
+    /// Names of the mesh's own trust domain, if it has several.
+    pub aliases: BTreeSet<ArcStr>,
+    /// Root certificates (PEM texts) by trust domain.
+    pub roots: BTreeMap<ArcStr, Vec<ArcStr>>,
+    /// Trust domains of bundles that have not been fetched: their last known roots stay.
+    pub pending: BTreeSet<ArcStr>,
+}
+
+impl MeshView {
+    /// Returns the trust domains that are accepted besides the mesh's own one.
+    pub fn accepted_trust_domains(&self) -> AcceptedTrustDomains {
+        let mut accepted = AcceptedTrustDomains::default();
+        let Some(settings) = self.settings() else {
+            return accepted;
+        };
+        accepted.aliases.clone_from(&settings.trust_domain_aliases);
+        if !accepted.aliases.is_empty() {
+            // Proxies that have not learnt of a new name of the trust domain yet know themselves by an alias.
+            accepted.aliases.insert(self.config.trust_domain.clone());
+        }
+        let own = std::slice::from_ref(&self.config.trust_domain);
+        for certificates in &settings.ca_certificates {
+            let domains = match certificates.trust_domains.as_slice() {
+                [] => own,
+                named => named,
+            };
+            let roots = match &certificates.source {
+                RootSource::Pem(text) => Some(text.clone()),
+                RootSource::Bundle(url) => {
+                    let state = self.keys(&bundle_source(url));
+                    state.and_then(|state| state.keys.clone())
+                }
+            };
+            for domain in domains {
+                match &roots {
+                    Some(text) => {
+                        let all = accepted.roots.entry(domain.clone()).or_default();
+                        all.push(text.clone());
+                    }
+                    None => drop(accepted.pending.insert(domain.clone())),
+                }
+            }
+        }
+        accepted
+    }
+
+    /// Trust bundles that MeshConfig names.
+    pub(crate) fn bundle_sources(&self) -> BTreeSet<KeySource> {
+        let settings = self.settings().into_iter();
+        let certificates = settings.flat_map(|settings| &settings.ca_certificates);
+        let bundles = certificates.filter_map(|certificates| match &certificates.source {
+            RootSource::Bundle(url) => Some(bundle_source(url)),
+            RootSource::Pem(_) => None,
+        });
+        bundles.collect()
+    }
+
+    /// Why a trust bundle could not be fetched, if the last attempt failed.
+    pub(crate) fn bundle_trouble(&self, url: &ArcStr) -> Option<&ArcStr> {
+        self.keys(&bundle_source(url))?.trouble.as_ref()
+    }
+
+    /// Names of the mesh's own trust domain.
+    pub(crate) fn own_trust_domain_names(&self) -> TrustDomainNames {
+        let own = &self.config.trust_domain;
+        let settings = self.settings();
+        let aliases = settings.map(|settings| &settings.trust_domain_aliases);
+        let others = aliases.into_iter().flatten().filter(|alias| *alias != own);
+        let all: Vec<_> = [own].into_iter().chain(others).cloned().collect();
+        let is_other_mesh = settings.is_some_and(|settings| {
+            let mut named = settings.ca_certificates.iter();
+            named.any(|one| {
+                one.trust_domains
+                    .iter()
+                    .any(|td| td == DEFAULT_TRUST_DOMAIN)
+            })
+        });
+        TrustDomainNames {
+            is_default_own: !is_other_mesh,
+            all,
+        }
+    }
+}
+
+fn bundle_source(url: &ArcStr) -> KeySource {
+    KeySource {
+        url: url.clone(),
+        form: KeyForm::TrustBundle,
+        timeout: BUNDLE_TIMEOUT,
+        namespace: None,
+    }
+}

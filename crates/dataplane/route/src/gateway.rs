@@ -9,8 +9,9 @@ use ambit_model::{
 use rand::{Rng, RngCore};
 
 use crate::{
-    Identities, MeshTable, WorkloadRef,
+    MeshTable, WorkloadRef,
     balance::{Mode, Vantage, is_candidate, select_ip},
+    identities::{Identities, identities},
     services::Endpoints,
 };
 
@@ -59,29 +60,11 @@ pub(crate) struct Found<'a> {
 }
 
 impl Found<'_> {
-    /// The identities it may present: its own and, unless those of its pods are named, its service's.
+    /// Identities that it may present: its own and, unless the record names those of its pods, its service's.
     pub(crate) fn identities(&self) -> Identities {
         let service = self.service.filter(|_| !self.is_exact);
         identities(Some(self.workload), service.map(|service| &**service))
     }
-}
-
-/// The identities a server may present. Names of a service that are not SPIFFE ids of the mesh's form
-/// match no peer and are left out.
-pub(crate) fn identities(workload: Option<&WorkloadRef>, service: Option<&Service>) -> Identities {
-    let mut identities: Identities = workload
-        .iter()
-        .map(|workload| workload.identity())
-        .collect();
-    let names = service
-        .into_iter()
-        .flat_map(|service| &service.subject_alt_names);
-    for identity in names.filter_map(|name| name.parse::<Identity>().ok()) {
-        if !identities.contains(&identity) {
-            identities.push(identity);
-        }
-    }
-    identities
 }
 
 /// The waypoint of a service for this connection: chosen by weight if there are weights.

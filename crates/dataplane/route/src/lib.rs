@@ -7,8 +7,10 @@
 
 mod backend;
 mod balance;
+mod endpoints;
 mod gateway;
 mod hairpin;
+mod identities;
 mod inbound;
 mod intern;
 mod outbound;
@@ -18,16 +20,15 @@ mod table;
 mod workloads;
 
 pub use backend::{BackendEndpoint, BackendRequest, LoadAt};
+pub use endpoints::{EndpointView, PortEndpoint};
 pub use hairpin::Bypass;
+pub use identities::Identities;
 pub use inbound::{
     ConnectTarget, InboundError, InboundRequest, InboundRoute, OWN_PORTS, ProxyHeader,
 };
-pub use outbound::{
-    HboneRoute, Identities, InnerTunnel, PendingRoute, PlainRoute, Route, RouteError,
-};
+pub use outbound::{HboneRoute, InnerTunnel, PendingRoute, PlainRoute, Route, RouteError};
 pub use rand::RngCore;
 pub use record::WorkloadRef;
-pub use services::{EndpointView, PortEndpoint};
 pub use table::{MeshTable, TableConfig, TableSize, WorkloadChange};
 
 #[cfg(test)]

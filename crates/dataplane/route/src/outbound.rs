@@ -6,20 +6,17 @@ use std::{
 };
 
 use ambit_model::{
-    ArcStr, Destination, EndpointWaypoint, GatewayAddress, HBONE_PORT, Identity, LbMode,
-    NamespacedHostname, Protocol, Reason, Service, Workload,
+    ArcStr, Destination, EndpointWaypoint, GatewayAddress, HBONE_PORT, LbMode, NamespacedHostname,
+    Protocol, Reason, Service, Workload,
 };
 use rand::RngCore;
-use smallvec::SmallVec;
 
 use crate::{
     MeshTable, WorkloadRef,
     balance::{Mode, Vantage, select_ip},
-    gateway::{Found, Named, identities, service_waypoint},
+    gateway::{Found, Named, service_waypoint},
+    identities::{Identities, identities},
 };
-
-/// The identities a server may present; usually one or two. Never empty in a tunnel route.
-pub type Identities = SmallVec<[Identity; 2]>;
 
 /// The route of an outbound connection.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -22,6 +22,7 @@ use std::{
 };
 
 use ambit_authz::{Affects, Connection, Decision, Explanation, MissingPolicies, PolicySet};
+use ambit_hbone::Pool;
 use ambit_model::{ArcStr, Identity, PodName, PolicyKey, Protocol, Workload, canonical_ip};
 use ambit_route::{Bypass, MeshTable, Route, RouteError, TableConfig, WorkloadChange};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
@@ -33,10 +34,12 @@ use tokio::{
 pub use ambit_xds::{AddressDemand, NotUnderstoodPolicies, Update};
 use departures::{Departed, Departures};
 pub use follow::{IdentityEvent, follow_identities};
-pub use on_demand::DEMANDS_WAITING;
 
 /// Maximum time for which a connection waits until the control plane publishes its pod.
 pub const LOCAL_WORKLOAD_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Maximum number of demands that wait to be sent to the control plane.
+pub const MAX_WAITING_DEMANDS: usize = 100;
 
 /// Configuration of the proxy from its environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +106,7 @@ impl SharedState {
 
     /// An on-demand state: unknown destinations go to the receiver, which the client of the control plane serves.
     pub fn on_demand(config: StateConfig) -> (Self, mpsc::Receiver<AddressDemand>) {
-        let (sender, receiver) = mpsc::channel(DEMANDS_WAITING);
+        let (sender, receiver) = mpsc::channel(MAX_WAITING_DEMANDS);
         (Self::build(config, Some(sender)), receiver)
     }
 
@@ -254,6 +257,21 @@ impl SharedState {
                 sender.send_modify(|count| *count += 1);
             }
         }
+    }
+
+    // === connections to removed workloads ===
+
+    /// Closes connections of `pool` to removed workloads while the pool exists.
+    pub fn follow_pool(&self, pool: &Pool) {
+        self.0.departures.follow(pool);
+    }
+
+    /// Completes when the workload with this uid is no longer known, or no longer at this address.
+    pub async fn departure(&self, uid: &str, ip: IpAddr) {
+        self.0
+            .departures
+            .wait_until_gone(&self.0.table, uid, ip)
+            .await;
     }
 
     // === the data path ===

@@ -12,8 +12,6 @@ use ambit_route::{MeshTable, WorkloadChange};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
-use super::SharedState;
-
 /// Pools of the process, with a signal to check them.
 #[derive(Debug, Default)]
 pub(super) struct Departures {
@@ -55,6 +53,13 @@ impl Departed {
 }
 
 impl Departures {
+    /// Adds a pool, whose connections to removed workloads are closed while it exists.
+    pub(super) fn follow(&self, pool: &Pool) {
+        let mut pools = self.pools.lock();
+        pools.retain(|pool| pool.upgrade().is_some());
+        pools.push(pool.downgrade());
+    }
+
     /// Notifies the pools of a batch's workloads after it was applied.
     pub(super) fn announce(&self, table: &RwLock<MeshTable>, departed: &Departed) {
         if departed.0.is_empty() {
@@ -78,6 +83,20 @@ impl Departures {
         }
         self.gone.send_modify(|count| *count += 1);
     }
+
+    /// Completes when the workload with this uid is no longer in the table, or no longer at this address.
+    pub(super) async fn wait_until_gone(&self, table: &RwLock<MeshTable>, uid: &str, ip: IpAddr) {
+        let mut changes = self.gone.subscribe();
+        loop {
+            changes.mark_unchanged();
+            if liveness(&table.read(), uid, ip) == Liveness::Gone {
+                return;
+            }
+            if changes.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
 }
 
 /// Liveness of the workload with this uid at this address.
@@ -92,28 +111,5 @@ fn liveness(table: &MeshTable, uid: &str, ip: IpAddr) -> Liveness {
     match workload.status() {
         WorkloadStatus::Healthy => Liveness::Expected,
         WorkloadStatus::Unhealthy => Liveness::Doubtful,
-    }
-}
-
-impl SharedState {
-    /// Closes connections of `pool` to removed workloads while the pool exists.
-    pub fn follow_pool(&self, pool: &Pool) {
-        let mut pools = self.0.departures.pools.lock();
-        pools.retain(|pool| pool.upgrade().is_some());
-        pools.push(pool.downgrade());
-    }
-
-    /// Completes when the workload with this uid is not known any more, or not at this address.
-    pub async fn departure(&self, uid: &str, ip: IpAddr) {
-        let mut changes = self.0.departures.gone.subscribe();
-        loop {
-            changes.mark_unchanged();
-            if liveness(&self.table(), uid, ip) == Liveness::Gone {
-                return;
-            }
-            if changes.changed().await.is_err() {
-                return std::future::pending().await;
-            }
-        }
     }
 }

@@ -14,9 +14,6 @@ use tokio::{
 
 use super::{AddressDemand, LOCAL_WORKLOAD_DEADLINE, SharedState};
 
-/// Maximum demands that wait to be sent.
-pub const DEMANDS_WAITING: usize = 100;
-
 /// Maximum on-demand requests for one connection: the service, its waypoint, the waypoint's gateway, and some slack.
 const ROUNDS: usize = 6;
 

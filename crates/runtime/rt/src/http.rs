@@ -4,6 +4,7 @@
 //! Hostile peers are expected: connections, headers, bodies and waiting times are bounded.
 
 mod answer;
+mod log_level;
 
 use std::{
     convert::Infallible,

@@ -21,7 +21,7 @@
 
 use ambit_zds::PodUid;
 
-use super::{Enrolment, Goal};
+use super::{Enrolment, pod::Goal};
 use crate::source::{Labels, PodView, Record, Status};
 
 impl<N: Clone + PartialEq> Enrolment<N> {

@@ -9,10 +9,10 @@ use ambit_netplan::RedirectionSpec;
 use ambit_zds::WorkloadInfo;
 
 use super::{
-    ProbeStep, ProbeTargets, ProxyStep, RedirectionStep, RequestId, Status, Step, StepId,
-    WriteStatus,
+    call::RequestId,
+    step::{ProbeStep, ProbeTargets, ProxyStep, RedirectionStep, Step, StepId, WriteStatus},
 };
-use crate::source::PodView;
+use crate::source::{PodView, Status};
 
 /// First and longest wait after a failed step.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));

@@ -2,8 +2,14 @@
 
 use ambit_k8s_api::enablement::Verdict;
 
-use super::{Enrolment, Goal, Labels, Pod, Rules};
-use crate::report::{PodReport, PodState};
+use super::{
+    Enrolment,
+    pod::{Goal, Pod, Rules},
+};
+use crate::{
+    report::{PodReport, PodState},
+    source::Labels,
+};
 
 impl<N: Clone + PartialEq> Enrolment<N> {
     /// State of every pod; `inode` is that of a namespace.

@@ -7,7 +7,11 @@ use ambit_model::PodName;
 use ambit_netplan::{ProbePorts, RedirectionSpec};
 use ambit_zds::WorkloadInfo;
 
-use super::Status;
+use crate::source::Status;
+
+/// Id that matches an outcome to its step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StepId(pub(super) u64);
 
 /// One step for one pod.
 #[derive(Clone, Debug, PartialEq)]

@@ -24,12 +24,12 @@ use serde_json::{Value, json};
 pub(crate) use pod::{ContainerObserved, ContainerState, Observed, Phase, PodPlan};
 pub(crate) use schedule::NodeInfo;
 pub(crate) use service::{PortView, ServiceView, container_port};
+pub(crate) use waypoints::SYSTEM_NAMESPACE;
+
+use pod::PodRecord;
 use waypoints::Waypoints;
 
 use crate::addresses::AddressPlan;
-
-/// The namespace of the mesh's own pods.
-pub(crate) const SYSTEM: &str = "istio-system";
 
 /// The desired and the observed state of the cluster.
 pub(crate) struct Cluster {
@@ -38,7 +38,7 @@ pub(crate) struct Cluster {
     /// Objects of the manifests.
     objects: BTreeMap<ObjectKey, Object>,
     waypoints: Waypoints,
-    pods: BTreeMap<ObjectKey, Record>,
+    pods: BTreeMap<ObjectKey, PodRecord>,
     service_ips: BTreeMap<ObjectKey, Vec<IpAddr>>,
     next_service: u16,
     views: Vec<ServiceView>,
@@ -47,12 +47,6 @@ pub(crate) struct Cluster {
     /// Pods of an earlier template wait for those that replace them.
     rolling: bool,
     new_uid: Box<dyn FnMut() -> String + Send>,
-}
-
-struct Record {
-    plan: PodPlan,
-    observed: Observed,
-    terminating: bool,
 }
 
 /// An event of the cluster.
@@ -190,7 +184,7 @@ impl Cluster {
         self.objects.iter().chain(made)
     }
 
-    fn by_uid(&mut self, uid: &str) -> Option<&mut Record> {
+    fn by_uid(&mut self, uid: &str) -> Option<&mut PodRecord> {
         self.pods.values_mut().find(|record| record.plan.uid == uid)
     }
 
@@ -230,7 +224,7 @@ impl Cluster {
                         pod: want.pod,
                         deployment: want.deployment.map(|asking| asking.key),
                     };
-                    let record = Record {
+                    let record = PodRecord {
                         plan: plan.clone(),
                         observed: Observed::default(),
                         terminating: false,
@@ -309,7 +303,7 @@ impl Cluster {
             desired.extend(gateway.map(|gateway| (key.clone(), gateway)));
         }
         for (key, record) in &self.pods {
-            let Record {
+            let PodRecord {
                 plan,
                 observed,
                 terminating,

@@ -175,3 +175,10 @@ impl fmt::Display for ContainerState {
         }
     }
 }
+
+/// Pod of the cluster and the state that its runner reported.
+pub(super) struct PodRecord {
+    pub(super) plan: PodPlan,
+    pub(super) observed: Observed,
+    pub(super) terminating: bool,
+}

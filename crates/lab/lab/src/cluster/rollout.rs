@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_k8s_api::ObjectKey;
 
-use super::{Record, expand::Desired};
+use super::{expand::Desired, pod::PodRecord};
 
 /// The progress of a Deployment.
 struct Progress<'a> {
@@ -16,7 +16,7 @@ struct Progress<'a> {
 
 /// Undesired pods that stay until others are ready in their place.
 pub(super) fn staying(
-    pods: &BTreeMap<ObjectKey, Record>,
+    pods: &BTreeMap<ObjectKey, PodRecord>,
     desired: &BTreeMap<ObjectKey, Desired>,
 ) -> BTreeSet<ObjectKey> {
     let mut rollouts: BTreeMap<&ObjectKey, Progress<'_>> = BTreeMap::new();
@@ -30,7 +30,7 @@ pub(super) fn staying(
             ready: 0,
         });
         progress.desired += 1;
-        let is_ready = |record: &Record| !record.terminating && record.observed.is_ready();
+        let is_ready = |record: &PodRecord| !record.terminating && record.observed.is_ready();
         progress.ready += usize::from(pods.get(key).is_some_and(is_ready));
     }
     let mut old: Vec<_> = pods

@@ -11,7 +11,8 @@ use ambit_waypoint_objects::{
 };
 use serde_json::{Value, json};
 
-use super::SYSTEM;
+/// Namespace of the mesh's own pods.
+pub(crate) const SYSTEM_NAMESPACE: &str = "istio-system";
 
 /// Objects that are generated for Gateways.
 pub(super) struct Waypoints {
@@ -114,7 +115,7 @@ impl Waypoints {
 
 /// The ConfigMaps of the manifests.
 fn config_maps(objects: &BTreeMap<ObjectKey, Object>) -> ConfigMaps {
-    let mut maps = ConfigMaps::new(SYSTEM);
+    let mut maps = ConfigMaps::new(SYSTEM_NAMESPACE);
     for (key, object) in objects {
         if let Object::ConfigMap(map) = object {
             maps.set(&key.namespace, &key.name, Some(Parameters::of(map)));

@@ -4,7 +4,7 @@ use std::{
     io::{BufRead, BufReader},
     ops::Deref,
     os::unix::process::CommandExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     sync::OnceLock,
 };
@@ -16,7 +16,7 @@ use kube::{Api, Client, api::ListParams};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::runtime::Runtime;
 
-use crate::{Space, Wire, binary, is_ready, sources, succeed, target, until};
+use crate::{binary, pod::is_ready, process::succeed, target, wait::until, wire::Wire};
 
 /// The namespace of the mesh.
 pub const MESH_NAMESPACE: &str = "istio-system";
@@ -31,6 +31,11 @@ pub const VALUES: &str = "global.hub=ambit,global.tag=dev,global.imagePullPolicy
 static MESH: OnceLock<Mesh> = OnceLock::new();
 /// Tests that kill nodes, or replace the mesh, run alone.
 static ALONE: RwLock<()> = RwLock::new(());
+
+/// The repository's `build` directory.
+pub fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../build")
+}
 
 /// A component of Ambit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -386,11 +391,6 @@ impl Mesh {
             .env("KUBECONFIG", self.cluster.kubeconfig())
             .output()
             .unwrap_or_else(|error| panic!("{command}: {error}"))
-    }
-
-    /// A namespace for one test.
-    pub fn space(&self, name: &str) -> Space<'_> {
-        Space::new(self, name)
     }
 
     /// Captures all wires of the cluster.

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use ambit_cluster::CNI_FILE;
 
-use crate::{Load, Mesh, succeed};
+use crate::{Load, Mesh, process::succeed};
 
 /// Statements of nftables in captured pods, which nothing else needs there.
 const CAPTURING: [&str; 3] = ["redirect", "reject", "prerouting"];

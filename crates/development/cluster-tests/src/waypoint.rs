@@ -6,7 +6,11 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::Value;
 
-use crate::{Space, is_ready, space::addresses, until};
+use crate::{
+    Space,
+    pod::{addresses, is_ready},
+    until,
+};
 
 /// The label that its pods and all its objects have.
 const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";

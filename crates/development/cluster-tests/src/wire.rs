@@ -2,12 +2,13 @@
 
 use std::net::IpAddr;
 
-use crate::space::addresses;
 use ambit_cluster::Cluster;
 use ambit_lab::{Capture, FlowKind, FlowReport};
 use ambit_sys::netns::Netns;
 use k8s_openapi::api::core::v1::Pod;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, eth, sockopt};
+
+use crate::pod::addresses;
 
 /// The port of HBONE.
 const TUNNEL: u16 = 15008;

@@ -39,9 +39,8 @@ const RATE: u32 = 100;
 const CHURN: Duration = Duration::from_secs(30);
 /// Changes between a pod's creation and its removal.
 const LIFE: u32 = 200;
-/// New pods in a second, with and without an attack on the control plane; and the distance between the
-/// pod numbers of two rounds.
-const NEW_PODS: (u32, u32) = (50, 10_000);
+/// Distance between the pod numbers of two rounds of new pods, with and without an attack on the control plane.
+const ROUND_DISTANCE: u32 = 10_000;
 /// Number of policies that are created in sequence.
 const POLICY_CHANGES: usize = 30;
 /// Their numbers, beyond those of pods.
@@ -204,7 +203,7 @@ impl Bench {
         for (round, attack) in (0..).zip(Attack::ALL) {
             let under_way = attack.map(|attack| attack.start(&target, self.plane.monitoring()));
             let under_way = under_way.transpose()?;
-            let first = NEW_PODS.1 * (round + 1);
+            let first = ROUND_DISTANCE * (round + 1);
             let numbers = first..first + self.size.nodes;
             let certificates = new_pods::certificates(&target, self.size, numbers, |number| {
                 self.bring(number, &board);

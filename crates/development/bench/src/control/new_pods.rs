@@ -15,11 +15,12 @@ use parking_lot::Mutex;
 use prost_types::{Struct, Value, value::Kind};
 
 use super::{
-    NEW_PODS,
     population::Size,
     proxies::{self, Target},
 };
 
+/// Rate of new pods.
+const PODS_PER_SECOND: u32 = 50;
 /// Timeout for a pod's certificate.
 const WITHIN: Duration = Duration::from_secs(300);
 /// Timeout of an attempt, and the pause before the next, like those of node proxies.
@@ -40,7 +41,7 @@ pub(super) fn certificates(
         let start = Instant::now();
         let mut asking = Vec::new();
         for (at, number) in (0..).zip(numbers) {
-            let due = Duration::from_secs(1) * at / NEW_PODS.0;
+            let due = Duration::from_secs(1) * at / PODS_PER_SECOND;
             tokio::time::sleep(due.saturating_sub(start.elapsed())).await;
             bring(number);
             let (node, identity) = size.churning_identity(number);

@@ -1,7 +1,7 @@
 //! An authorizer that checks each request over gRPC (Envoy's `envoy.service.auth.v3`) and allows all: for ours the
 //! provider of a CUSTOM policy, for Envoy its own filter's.
 
-use std::{net::Ipv4Addr, path::Path};
+use std::net::Ipv4Addr;
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
@@ -10,17 +10,13 @@ use http::{HeaderMap, HeaderValue, Request, Response};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::{OURS, Step, manifests::provider, table::Row, with_step};
+use super::{servers::provider, side::OURS};
 
 /// Namespace and name of the authorizer.
 pub(super) const PLACE: (&str, &str) = ("authorizers", "authorizer");
 pub(super) const PORT: u16 = 9000;
 /// A CheckResponse whose status is 0, OK, as a message of gRPC.
 const ALLOWED: &[u8] = &[0, 0, 0, 0, 2, 0x0a, 0];
-
-pub(super) fn rows(envoy: &Path) -> Result<Vec<Row>> {
-    with_step(envoy, "authorizer over gRPC", Step::Authorize)
-}
 
 /// The authorizer's pod, and its objects for our waypoint.
 pub(super) fn manifests() -> Result<String> {

@@ -28,7 +28,7 @@ use tokio::{
 };
 use tonic::Request;
 
-use super::Work;
+use super::scenario::Scenario;
 
 /// The file of routes.
 const ROUTES: &str = "routes.json";
@@ -58,15 +58,20 @@ impl Files {
     }
 
     /// Writes the configuration, at which the pod has been waiting.
-    pub(crate) fn configure(&self, work: Work, backend: &str, callee: Option<&str>) -> Result<()> {
-        self.route(work, None)?;
-        let configuration = self.configuration(work, backend, callee)?;
+    pub(crate) fn configure(
+        &self,
+        scenario: Scenario,
+        backend: &str,
+        callee: Option<&str>,
+    ) -> Result<()> {
+        self.route(scenario, None)?;
+        let configuration = self.configuration(scenario, backend, callee)?;
         self.replace("envoy.json", &configuration.to_string())
     }
 
     /// Replaces the routes; with a mark, which is added to all answers as a header.
-    pub(super) fn route(&self, work: Work, mark: Option<usize>) -> Result<()> {
-        self.replace(ROUTES, &Self::routes(work, mark).to_string())
+    pub(super) fn route(&self, scenario: Scenario, mark: Option<usize>) -> Result<()> {
+        self.replace(ROUTES, &Self::routes(scenario, mark).to_string())
     }
 
     fn replace(&self, name: &str, text: &str) -> Result<()> {

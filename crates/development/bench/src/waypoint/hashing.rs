@@ -7,11 +7,9 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::{
-    OURS, Side, Step,
     clusters::{cluster_of, socket},
-    manifests::{nginx, outside},
-    table::Row,
-    with_step,
+    servers::{nginx, outside},
+    side::{OURS, Side},
 };
 use crate::rig::Rig;
 
@@ -29,10 +27,6 @@ const HEADER: &str = "x-user";
 const FIRST: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const NETWORK: &str = "198.18.0.0/22";
 const ENDPOINTS: u32 = 1000;
-
-pub(super) fn rows(envoy: &Path) -> Result<Vec<Row>> {
-    with_step(envoy, "hashing over 1,000 endpoints", Step::Hash)
-}
 
 fn endpoints() -> impl Iterator<Item = Ipv4Addr> {
     (0..ENDPOINTS).map(|n| Ipv4Addr::from_bits(FIRST.to_bits() + n))

@@ -5,15 +5,11 @@ use std::{fs, path::Path};
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::{OURS, Step, table::Row, with_step};
+use super::side::OURS;
 
 /// Module that sets a header of each request, and adds one to each response.
 const MODULE: &str = include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
 const FILE: &str = "headers.wasm";
-
-pub(super) fn rows(envoy: &Path) -> Result<Vec<Row>> {
-    with_step(envoy, "plugin that touches headers", Step::Plugin)
-}
 
 /// Manifests for our waypoint; the module is put into the directory.
 pub(super) fn manifests(directory: &Path) -> Result<String> {

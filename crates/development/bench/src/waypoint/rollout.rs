@@ -5,7 +5,10 @@ use std::{collections::BTreeSet, path::Path, thread, time::Duration};
 use anyhow::{Result, anyhow};
 
 use super::{
-    Bench, ENVOY, Load, OURS, Side, Work, manifests,
+    lab::{Lab, Load},
+    manifests,
+    scenario::Scenario,
+    side::{ENVOY, OURS, Side},
     table::{Row, median},
 };
 use crate::load::HttpLoad;
@@ -19,11 +22,11 @@ const ROUNDS: usize = 3;
 
 /// Compares both in turn: failed requests in all rollouts, and the 99th percentile of one.
 pub(super) fn compare(envoy: &Path) -> Result<Vec<Row>> {
-    let bench = Bench::up(envoy, Work::default())?;
+    let lab = Lab::up(envoy, Scenario::default())?;
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for revision in 1..=ROUNDS {
-        ours.push(roll(&bench, OURS, revision)?);
-        theirs.push(roll(&bench, ENVOY, revision)?);
+        ours.push(roll(&lab, OURS, revision)?);
+        theirs.push(roll(&lab, ENVOY, revision)?);
     }
     let failed = |all: &[HttpLoad]| all.iter().map(|load| load.errors).sum();
     let p99 = |all: &[HttpLoad]| {
@@ -37,14 +40,14 @@ pub(super) fn compare(envoy: &Path) -> Result<Vec<Row>> {
 }
 
 /// The load, and the rollout in it.
-fn roll(bench: &Bench, side: Side, revision: usize) -> Result<HttpLoad> {
-    let before = pods(bench, side)?;
+fn roll(lab: &Lab, side: Side, revision: usize) -> Result<HttpLoad> {
+    let before = pods(lab, side)?;
     thread::scope(|scope| {
-        let load = scope.spawn(|| bench.send(side, Load::Http1(32), SECONDS));
+        let load = scope.spawn(|| lab.send(side, Load::Http1(32), SECONDS));
         thread::sleep(LEAD);
         let gateway = manifests::gateway(side, revision);
-        bench.rig.apply(&side.gateway(), &gateway)?;
-        bench.rig.until("the rollout is over", |status| {
+        lab.rig.apply(&side.gateway(), &gateway)?;
+        lab.rig.until("the rollout is over", |status| {
             let of_waypoint = status.pods.iter().filter(|pod| {
                 pod.namespace == side.name && pod.name.starts_with(&format!("{}-", side.name))
             });
@@ -59,8 +62,8 @@ fn roll(bench: &Bench, side: Side, revision: usize) -> Result<HttpLoad> {
 }
 
 /// Names of the waypoint's pods.
-fn pods(bench: &Bench, side: Side) -> Result<BTreeSet<String>> {
-    let status = bench.rig.until("pods are known", |_| true)?;
+fn pods(lab: &Lab, side: Side) -> Result<BTreeSet<String>> {
+    let status = lab.rig.until("pods are known", |_| true)?;
     let of_namespace = status
         .pods
         .into_iter()

@@ -4,8 +4,17 @@ use std::time::Duration;
 
 use comfy_table::{ContentArrangement, Table};
 
-use super::Figures;
 use crate::figure::Figure;
+
+/// Result of a load, and the waypoint's processor time a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LoadResult {
+    pub(super) requests_per_second: f64,
+    pub(super) median: Option<Duration>,
+    pub(super) p99: Option<Duration>,
+    /// Processor time, in seconds.
+    pub(super) cpu: f64,
+}
 
 /// Measurement of both systems.
 #[derive(Clone, Debug)]
@@ -85,9 +94,9 @@ impl Row {
     }
 
     /// The medians of the rounds.
-    pub(super) fn of(what: &str, ours: &[Figures], envoy: &[Figures]) -> Vec<Self> {
-        let both = |figure: &dyn Fn(&Figures) -> Option<f64>| {
-            let side = |figures: &[Figures]| median(figures.iter().filter_map(figure).collect());
+    pub(super) fn of(what: &str, ours: &[LoadResult], envoy: &[LoadResult]) -> Vec<Self> {
+        let both = |figure: &dyn Fn(&LoadResult) -> Option<f64>| {
+            let side = |figures: &[LoadResult]| median(figures.iter().filter_map(figure).collect());
             Some((side(ours)?, side(envoy)?))
         };
         let micros = |duration: Duration| duration.as_secs_f64() * 1e6;

@@ -1,12 +1,10 @@
 //! Tokens of requests, verified: ours by a RequestAuthentication and a policy that requires a request principal,
 //! Envoy's by its filter, which is configured to require a token.
 
-use std::path::Path;
-
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::{OURS, Step, table::Row, with_step};
+use super::side::OURS;
 
 /// Tokens and the keys they are verified with.
 const MADE: &str = include_str!("../../../../dataplane/jwt/src/tests/pyjwt.json");
@@ -22,22 +20,12 @@ pub(super) enum Algorithm {
 }
 
 impl Algorithm {
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Rs256 => "RS256",
             Self::Es256 => "ES256",
         }
     }
-}
-
-/// Returns the results for each algorithm.
-pub(super) fn rows(envoy: &Path) -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
-    for algorithm in [Algorithm::Rs256, Algorithm::Es256] {
-        let what = format!("token by {}", algorithm.name());
-        rows.extend(with_step(envoy, &what, Step::Token(algorithm))?);
-    }
-    Ok(rows)
 }
 
 fn made() -> Result<Value> {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{OURS, Step, manifests::provider, table::Row, with_step};
+use super::{servers::provider, side::OURS};
 
 /// Variable with the path of the collector's program.
 const COLLECTOR: &str = "AMBIT_BENCH_COLLECTOR";
@@ -14,16 +14,6 @@ const COLLECTOR: &str = "AMBIT_BENCH_COLLECTOR";
 pub(super) const PLACE: (&str, &str) = ("observability", "collector");
 /// OTLP over gRPC.
 pub(super) const PORT: u16 = 4317;
-
-/// Returns the results with one request in a hundred traced, and with every one.
-pub(super) fn rows(envoy: &std::path::Path) -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
-    for percentage in [1, 100] {
-        let what = format!("traced {percentage} %");
-        rows.extend(with_step(envoy, &what, Step::Trace(percentage))?);
-    }
-    Ok(rows)
-}
 
 /// The collector, and its objects for our waypoint.
 pub(super) fn manifests(percentage: u32) -> Result<String> {

@@ -1,6 +1,7 @@
 //! `ambit flows`: live connections and requests, from node proxies and waypoints of a lab or a cluster.
 
 mod control_plane;
+mod place;
 mod proxies;
 mod read;
 mod screen;
@@ -15,10 +16,11 @@ use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
     CliError, ErrorKind,
-    cluster::{Target, wait},
+    cluster::wait,
     install::{duration, progress},
     output::say,
 };
+pub(crate) use place::FlowPlace;
 use proxies::Proxies;
 pub(crate) use read::Received;
 
@@ -51,16 +53,6 @@ pub(crate) struct FlowsArgs {
     /// Format of the output; a screen to look around in, if the output is a terminal
     #[arg(short, long, value_enum)]
     output: Option<FlowFormat>,
-}
-
-/// Where flows are read.
-#[derive(Clone, Debug, Default, Args)]
-pub(crate) struct FlowPlace {
-    /// Of this lab; otherwise of the kubeconfig's cluster
-    #[arg(long, env = "AMBIT_LAB")]
-    pub(crate) lab: Option<String>,
-    #[command(flatten)]
-    pub(crate) target: Target,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

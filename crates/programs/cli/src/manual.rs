@@ -4,7 +4,7 @@ use std::{fs, io, path::Path};
 
 use clap_complete::Shell;
 
-use crate::{CliError, ErrorKind, definition};
+use crate::{CliError, ErrorKind, definition::definition};
 
 /// Prints the completion script of a shell.
 pub(crate) fn completion(shell: Shell) -> Result<(), CliError> {

@@ -27,7 +27,7 @@ use crate::{
 };
 use judge::Rehearsal;
 pub(crate) use report::Report;
-use world::World;
+use world::{Sources, World};
 pub(crate) use world::{event, event_at, list, object_key, settings};
 
 /// Flags of `ambit policy test`.
@@ -71,6 +71,19 @@ pub(crate) struct RehearsalArgs {
     pub(crate) output: Format,
 }
 
+impl RehearsalArgs {
+    fn sources(&self) -> Sources<'_> {
+        Sources {
+            lab: self.lab.as_deref(),
+            target: &self.target,
+            objects: &self.objects,
+            logs: &self.log,
+            dumps: &self.dump,
+            metrics: &self.metrics,
+        }
+    }
+}
+
 /// The mesh of the objects of a lab or cluster, without what proxies have seen.
 pub(crate) fn index(lab: Option<&str>, target: &Target) -> Result<Index, CliError> {
     let world = World::objects_of(lab, target)?;
@@ -101,7 +114,7 @@ pub(crate) fn run(args: &RehearsalArgs) -> Result<ExitCode, CliError> {
         counted,
         notes,
         mut config,
-    } = World::look(args)?;
+    } = World::look(&args.sources())?;
     if let Some(trust_domain) = &args.trust_domain {
         config.trust_domain = trust_domain.as_str().into();
     }
@@ -133,18 +146,13 @@ pub(crate) fn of_text(
         "" if enforce_dry_run => Vec::new(),
         _ => world::policies_of(Path::new("policies"), text)?,
     };
-    let world = World::look(&RehearsalArgs {
-        files: Vec::new(),
-        objects: Vec::new(),
-        log: Vec::new(),
-        dump: Vec::new(),
-        metrics: Vec::new(),
-        enforce_dry_run,
-        strict: false,
-        trust_domain: None,
-        lab,
-        target,
-        output: Format::default(),
+    let world = World::look(&Sources {
+        lab: lab.as_deref(),
+        target: &target,
+        objects: &[],
+        logs: &[],
+        dumps: &[],
+        metrics: &[],
     })?;
     let rehearsal = Rehearsal::new(world.config, world.objects, policies, enforce_dry_run);
     let mut report = rehearsal.report(&world.lines, &world.counted);

@@ -15,7 +15,6 @@ use serde::de::DeserializeOwned;
 use crate::{
     CliError,
     cluster::{Target, wait},
-    http::Answer,
     install::failed,
     output::{self, Format},
     problems::{self, Page},
@@ -24,6 +23,7 @@ use crate::{
 };
 
 mod in_lab;
+mod page;
 mod report;
 
 pub(crate) use in_lab::answer_of;
@@ -175,17 +175,7 @@ pub(crate) async fn ask<T: DeserializeOwned>(
     );
     let answer = match tokio::time::timeout(TIMEOUT, answer).await {
         Err(_) => Err(format!("no answer within {} s", TIMEOUT.as_secs())),
-        Ok(answer) => read(path, answer),
+        Ok(answer) => page::parse(path, answer),
     };
     Answered { pod, answer }
-}
-
-/// Parses JSON of a response, or returns the reason why there is none.
-fn read<T: DeserializeOwned>(path: &str, answer: Result<Answer, CliError>) -> Result<T, String> {
-    match answer {
-        Ok(Answer { status: 200, body }) => serde_json::from_slice(&body)
-            .map_err(|error| format!("its answer to {path} cannot be read: {error}")),
-        Ok(answer) => Err(format!("{path} answers with status {}", answer.status)),
-        Err(error) => Err(error.text().trim_start_matches("error: ").to_owned()),
-    }
 }

@@ -9,7 +9,10 @@ use std::{
 
 use ambit_lab::{LogSource, PodStatus, Status};
 
-use super::{BATCH, Demo, FRONTEND, LOG_LAG, MARKER, READY, named, pod, short};
+use super::{
+    lab::{Demo, LOG_LAG, MARKER, READY},
+    pods::{BATCH, FRONTEND, named, pod, short},
+};
 use crate::{CliError, ErrorKind, labs, output::say, readiness};
 
 /// Additions to the example: file name and text.

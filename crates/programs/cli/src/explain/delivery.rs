@@ -7,7 +7,7 @@ use ambit_authz::{Connection, PolicySet};
 use ambit_model::{Identity, Workload};
 use serde::Serialize;
 
-use super::{PolicyReport, policy_reports, reason};
+use super::policies::{PolicyReport, policy_reports, reason};
 use crate::dump::EndpointWaypoint;
 
 /// Decision of the pod's policies on the waypoint.

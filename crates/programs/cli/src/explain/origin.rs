@@ -2,7 +2,7 @@
 
 use ambit_k8s_api::{Kind, ObjectKey};
 
-use super::Report;
+use super::report::Report;
 use crate::{rehearsal, source::Source};
 
 /// The policy that represents all PeerAuthentications that refuse plaintext on every port.

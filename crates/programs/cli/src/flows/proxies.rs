@@ -11,7 +11,7 @@ use ambit_kube_kit::forward;
 use ambit_lab::LabNetns;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{FlowPlace, control_plane::ControlPlane};
+use super::{control_plane::ControlPlane, place::FlowPlace};
 use crate::{
     CliError, ErrorKind,
     cluster::connect,

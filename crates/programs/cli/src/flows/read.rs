@@ -4,7 +4,7 @@ use ambit_flow::{Filter, ProxyState, StreamItem};
 use ambit_flow_reader as reader;
 use tokio::sync::mpsc;
 
-use super::Proxies;
+use super::proxies::Proxies;
 
 /// News of proxies that wait to be parsed.
 const WAITING: usize = 64;

@@ -14,7 +14,8 @@ use ratatui::{
 use tokio::{sync::mpsc, time::Instant};
 
 use super::{
-    Received, text,
+    read::Received,
+    text,
     view::{Key, Order, View},
 };
 use crate::{CliError, ErrorKind};

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use ambit_flow::{Flow, StreamItem, Transport};
 
-use super::{Received, text::Row};
+use super::{read::Received, text::Row};
 
 /// Maximum stored flows, after which the oldest are dropped.
 const MAX_STORED_FLOWS: usize = 5_000;

@@ -4,7 +4,7 @@ use ambit_install::object::name;
 use ambit_k8s_api::{Gateway, Pod};
 use ambit_lab::LabNetns;
 
-use super::{Answers, Report, proxy_of};
+use super::report::{Answers, Report, proxy_of};
 use crate::{
     CliError, ErrorKind,
     dump::Dump,

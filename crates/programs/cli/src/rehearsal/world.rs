@@ -1,6 +1,6 @@
 //! What there is: the objects of the mesh and what its proxies have seen, from files, a lab or a cluster.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ambit_derive::{
     MeshConfig, ReferenceGrants, ServicePolicyScope, WaypointAttachment, WaypointBinding,
@@ -14,7 +14,6 @@ use ambit_waypoint_objects::GATEWAY_NAME;
 use serde_json::Value;
 
 use super::{
-    RehearsalArgs,
     counted::Counted,
     observed::{self, Observed},
     proxies::ProxyAnswers,
@@ -47,7 +46,21 @@ const LOG_LINES: i64 = 100_000;
 /// The control plane's Deployment, which has the settings of the mesh.
 const CONTROL: &str = "ambit-control";
 
-/// Objects of the cluster or lab, as described for the module.
+/// Sources of objects and traffic. Proxies of the mesh are queried if there are no files of logs, dumps and metrics.
+pub(super) struct Sources<'a> {
+    pub(super) lab: Option<&'a str>,
+    pub(super) target: &'a Target,
+    /// Directories of manifests, instead of the objects of a lab or cluster.
+    pub(super) objects: &'a [PathBuf],
+    /// Files of access logs.
+    pub(super) logs: &'a [PathBuf],
+    /// Files of node proxies' dumps.
+    pub(super) dumps: &'a [PathBuf],
+    /// Files of scraped metrics.
+    pub(super) metrics: &'a [PathBuf],
+}
+
+/// Objects of the mesh and the traffic that its proxies observed.
 #[derive(Default)]
 pub(super) struct World {
     pub(super) objects: Vec<ObjectEvent>,
@@ -60,27 +73,28 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn look(args: &RehearsalArgs) -> Result<Self, CliError> {
-        let files = [&args.log, &args.dump, &args.metrics];
+    /// Reads the objects and the traffic.
+    pub(super) fn look(sources: &Sources<'_>) -> Result<Self, CliError> {
+        let files = [sources.logs, sources.dumps, sources.metrics];
         let queries_proxies = files.iter().all(|files| files.is_empty());
-        let mut world = if !args.objects.is_empty() {
+        let mut world = if !sources.objects.is_empty() {
             Self {
-                objects: directories(&args.objects)?,
+                objects: directories(sources.objects)?,
                 ..Self::default()
             }
         } else {
-            let lab = args.target.lab(args.lab.as_deref());
-            Self::of(lab.as_deref(), &args.target, queries_proxies)?
+            let lab = sources.target.lab(sources.lab);
+            Self::of(lab.as_deref(), sources.target, queries_proxies)?
         };
-        world.config.root_namespace = args.target.mesh_namespace.as_str().into();
-        for file in &args.log {
+        world.config.root_namespace = sources.target.mesh_namespace.as_str().into();
+        for file in sources.logs {
             world.read(&text_of(file)?);
         }
         let mut answers = ProxyAnswers::default();
-        for file in &args.dump {
+        for file in sources.dumps {
             answers.dump(&file.display().to_string(), text_of(file)?.as_bytes());
         }
-        for file in &args.metrics {
+        for file in sources.metrics {
             answers.metrics(text_of(file)?.as_bytes());
         }
         world.take(answers);

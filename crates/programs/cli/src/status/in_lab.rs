@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{
 use serde::de::DeserializeOwned;
 
 use super::{
-    read,
+    page,
     report::{Answered, Gathered, GatheredWaypoint},
 };
 use crate::{
@@ -108,7 +108,7 @@ pub(crate) fn answer_of<T: DeserializeOwned>(
     let address = SocketAddr::from(([127, 0, 0, 1], port));
     let stream = client.dial(place, address).map_err(client_error);
     let answer = stream.and_then(|stream| source::request(stream, &Method::GET, "localhost", path));
-    read(path, answer)
+    page::parse(path, answer)
 }
 
 /// A process of the mesh as a pod.

@@ -8,7 +8,7 @@ use hyper::{
     http::{HeaderName, HeaderValue, uri::PathAndQuery},
 };
 
-use super::WalkArgs;
+use super::args::WalkArgs;
 use crate::{CliError, ErrorKind};
 
 /// Default port of the request.

@@ -12,6 +12,8 @@ use ambit_waypoint_objects::CLASS;
 use serde::{Deserialize as _, Serialize, Serializer};
 use serde_json::{Value, json};
 
+use crate::{CliError, ErrorKind};
+
 /// Label with the revision of the control plane that manages a Gateway.
 const REVISION: &str = "istio.io/rev";
 /// Version of the API.
@@ -139,4 +141,13 @@ impl Seen {
 
 fn or_default(text: &str) -> &str {
     if text.is_empty() { "default" } else { text }
+}
+
+/// Error for a waypoint of which no pod runs.
+pub(super) fn no_pod(gateway: &Seen) -> CliError {
+    let (namespace, name) = (gateway.namespace(), gateway.name());
+    let what = format!("no pod of the waypoint {namespace}/{name} runs");
+    CliError::new(ErrorKind::NotFound, what).hint(format!(
+        "`ambit waypoint status {name} -n {namespace}` shows why"
+    ))
 }

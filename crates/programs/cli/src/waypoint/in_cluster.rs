@@ -16,9 +16,8 @@ use hyper::Method;
 use serde_json::{Value, json};
 
 use super::{
-    ApplyArgs, Where,
-    gateway::{API_VERSION, Seen},
-    no_pod,
+    args::{ApplyArgs, Where},
+    gateway::{API_VERSION, Seen, no_pod},
 };
 use crate::{
     CliError, ErrorKind,

@@ -12,7 +12,11 @@ use ambit_model::DEFAULT_TRUST_DOMAIN;
 use hyper::Method;
 use serde_json::Value;
 
-use super::{ApplyArgs, gateway::Seen, no_pod, unmigratable};
+use super::{
+    args::ApplyArgs,
+    gateway::{Seen, no_pod},
+    migration::unmigratable,
+};
 use crate::{
     CliError, ErrorKind,
     http::Answer,

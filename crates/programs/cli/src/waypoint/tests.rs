@@ -1,8 +1,8 @@
 //! What waypoints look like.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::*;
+use super::{args::usable_name, *};
 
 fn seen(name: &str, labels: Value, status: Value) -> Seen {
     Seen::new(json!({

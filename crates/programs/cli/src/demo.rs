@@ -1,8 +1,8 @@
-//! `ambit lab demo`: the example mesh at work. Real programs call each other in the lab; for each call it shows client
-//! and server, their identities, the path, and the policy that decided; and from a capture between the nodes, what an
-//! eavesdropper could read.
+//! `ambit lab demo`: runs the example mesh. Programs call each other in the lab; for each call the command prints
+//! client and server, their identities, the path and the policy that decided, and from a packet capture between the
+//! nodes the plaintext that an eavesdropper could read.
 //!
-//! It fails when anything differs from what the manifests promise.
+//! The command fails if a result differs from the manifests.
 
 mod calls;
 mod lab;
@@ -19,7 +19,7 @@ use std::{
 
 use ambit_lab::{IpFamily, LAB_TOOL, Options, PrimaryCni, Status};
 
-use crate::{CliError, ErrorKind, labs, output::say, readiness};
+use crate::{CliError, ErrorKind, labs, output::print_line, readiness};
 use calls::{AFTER, BEFORE};
 use lab::Demo;
 
@@ -67,7 +67,7 @@ pub(crate) fn run(
     );
     if keep {
         std::mem::forget(directory);
-        say(&format!(
+        print_line(&format!(
             "\nThe lab stays up: ambit lab --name {name} status"
         ))?;
     } else {
@@ -75,7 +75,7 @@ pub(crate) fn run(
     }
     match shown? {
         0 => {
-            say("\nEverything went as the manifests promise.")?;
+            print_line("\nEverything went as the manifests promise.")?;
             Ok(ExitCode::SUCCESS)
         }
         faults => Err(CliError::new(
@@ -146,12 +146,12 @@ fn options(name: &str, manifests: &Path, ip_family: IpFamily) -> Result<Options,
 }
 
 fn show(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
-    say("Two nodes; namespace shop is in the mesh, namespace legacy is not.\n")?;
+    print_line("Two nodes; namespace shop is in the mesh, namespace legacy is not.\n")?;
     let status = demo.wait("all pods are ready", readiness::all_ready)?;
     demo.wait_for_proxies(&status)?;
     let mut faults = demo.calls(&status, &BEFORE)?;
 
-    say("\nNow namespace legacy joins: one label, no pod is restarted.\n")?;
+    print_line("\nNow namespace legacy joins: one label, no pod is restarted.\n")?;
     let uids = |status: &Status| {
         status
             .pods
@@ -174,7 +174,7 @@ fn show(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
         status.pods.iter().all(|pod| pod.captured)
     })?;
     if uids(&status) != uids(&joined) {
-        say("  FAULT: a pod was replaced")?;
+        print_line("  FAULT: a pod was replaced")?;
         faults += 1;
     }
     demo.wait_for_proxies(&joined)?;

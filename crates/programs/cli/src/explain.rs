@@ -1,6 +1,6 @@
-//! `ambit policy explain`: which policy decides a connection, and why, from live state or a dump; `ambit explain`
-//! follows a request through all proxies (`walk`). What goes through a waypoint has two legs: node proxies check the
-//! caller against PeerAuthentication alone, and then the waypoint as the caller of what it delivers.
+//! `ambit policy explain`: finds the policy that decides a connection, from live state or a dump; `ambit explain`
+//! follows a request through all proxies (`walk`). A connection through a waypoint has two legs: node proxies evaluate
+//! PeerAuthentication alone for the caller, and all policies for the waypoint as the caller of the pod.
 
 mod delivery;
 mod name;
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::from(u8::from(!is_allowed)))
 }
 
-/// The state of the queried node proxy: that of the server's node, unless flags name another.
+/// Fetches the dump of the server's node proxy, unless flags name another source.
 fn dump(args: &ExplainArgs) -> Result<Dump, CliError> {
     let dump = args.source.dump()?;
     if !args.source.is_open() {
@@ -135,7 +135,7 @@ fn is_refused(dump: &Dump, server: &Workload, connection: &Connection) -> bool {
     connection.source.is_none() && attached.is_some_and(|one| one.enforce && one.refuse)
 }
 
-/// The waypoint that the server is an endpoint of.
+/// Returns the waypoint of the server as an endpoint.
 fn attached<'a>(dump: &'a Dump, server: &Workload) -> Option<&'a EndpointWaypoint> {
     let mut entries = dump.workloads.known();
     let entry = entries.find(|entry| entry.uid == server.uid.as_str())?;

@@ -18,7 +18,7 @@ use crate::{
     CliError, ErrorKind,
     cluster::wait,
     install::{duration, progress},
-    output::say,
+    output::print_line,
 };
 pub(crate) use place::FlowPlace;
 use proxies::Proxies;
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &FlowsArgs) -> Result<(), CliError> {
     })
 }
 
-/// Streams events from all node proxies and waypoints of a place, those that come later too.
+/// Streams events from all node proxies and waypoints of a lab or cluster, including those that start later.
 ///
 /// # Errors
 /// If the proxies of the lab or cluster cannot be listed, or there are none.
@@ -136,7 +136,7 @@ async fn print(
         match next {
             Received::Item(item) => {
                 if let Some(line) = line(&item) {
-                    say(&line)?;
+                    print_line(&line)?;
                 }
             }
             Received::Began(proxy) => progress(&format!("reading {proxy}")),
@@ -146,7 +146,7 @@ async fn print(
     Ok(())
 }
 
-/// The next event; `None` when the time is over.
+/// Returns the next event; `None` at the end of the period.
 async fn next(received: &mut mpsc::Receiver<Received>, end: Option<Instant>) -> Option<Received> {
     match end {
         Some(end) => tokio::time::timeout_at(end, received.recv()).await.ok()?,

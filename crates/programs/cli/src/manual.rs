@@ -1,4 +1,5 @@
-//! `ambit completion` and `ambit man`: what shells and manuals know of the command line, made of its own definition.
+//! `ambit completion` and `ambit man`: completion scripts and manual pages, generated from the command line's
+//! definition.
 
 use std::{fs, io, path::Path};
 

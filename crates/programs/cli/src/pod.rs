@@ -1,5 +1,4 @@
-//! `ambit pod`: whether a pod is in the mesh, and why, by all sources: the labels, the node's
-//! agent, the node's proxy.
+//! `ambit pod`: reports from labels, the node's agent and the node's proxy whether a pod is in the mesh, and why.
 
 mod in_lab;
 mod report;

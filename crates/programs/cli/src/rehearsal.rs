@@ -1,11 +1,11 @@
-//! `ambit policy test`: a rehearsal of policies that are not applied yet. The traffic of node proxies and waypoints,
-//! from their access logs, their open connections, and metrics where neither has it, is evaluated twice with their own
-//! code: with the current policies, and with those of the files added.
+//! `ambit policy test`: rehearses policies that are not applied yet. Recorded traffic of node proxies and waypoints,
+//! from access logs, open connections, and metrics where neither has it, is evaluated twice by the proxies' own code:
+//! with the current policies, and with those of the files added.
 
 mod at_waypoint;
 mod counted;
 mod decision;
-mod judge;
+mod evaluation;
 mod observed;
 mod proxies;
 mod readings;
@@ -25,7 +25,7 @@ use crate::{
     cluster::Target,
     output::{self, Format},
 };
-use judge::Rehearsal;
+use evaluation::Rehearsal;
 pub(crate) use report::Report;
 use world::{Sources, World};
 pub(crate) use world::{event, event_at, list, object_key, settings};
@@ -84,7 +84,7 @@ impl RehearsalArgs {
     }
 }
 
-/// The mesh of the objects of a lab or cluster, without what proxies have seen.
+/// Builds the index of a lab's or cluster's objects.
 pub(crate) fn index(lab: Option<&str>, target: &Target) -> Result<Index, CliError> {
     let world = World::objects_of(lab, target)?;
     Ok(index_of(world.config, &world.objects))
@@ -105,7 +105,7 @@ pub(crate) fn objects(lab: Option<&str>, target: &Target) -> Result<Vec<ObjectEv
     Ok(World::objects_of(lab, target)?.objects)
 }
 
-/// Succeeds if no further caller would be refused.
+/// Rehearses policies; the exit code is 1 if a further caller would be refused.
 pub(crate) fn run(args: &RehearsalArgs) -> Result<ExitCode, CliError> {
     let policies = world::policies(&args.files)?;
     let World {
@@ -135,7 +135,7 @@ pub(crate) fn run(args: &RehearsalArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::from(u8::from(fails)))
 }
 
-/// Rehearses policies of a text, by what a lab's or a cluster's proxies have seen.
+/// Rehearses policies of a text with the recorded traffic of a lab or cluster.
 pub(crate) fn of_text(
     lab: Option<String>,
     target: Target,

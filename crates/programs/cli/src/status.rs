@@ -1,4 +1,4 @@
-//! `ambit status`: how every node and the control plane are.
+//! `ambit status`: health of every node and of the control plane.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub(crate) use in_lab::answer_of;
 use report::{Answered, Gathered, GatheredWaypoint, Report, report, words};
 
 /// Maximum pods that are queried concurrently.
-const AT_ONCE: usize = 8;
+const MAX_CONCURRENT_QUERIES: usize = 8;
 /// Timeout for a pod to respond.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -127,7 +127,7 @@ async fn gather(
     })
 }
 
-/// Waypoints of the cluster with the answers of their pods; none where the definitions of Gateways are missing.
+/// Queries the pods of the cluster's waypoints; returns none if Gateways are not defined.
 async fn waypoints(cluster: &Cluster) -> Vec<GatheredWaypoint> {
     let mut gathered = Vec::new();
     for gateway in waypoint::of_cluster(cluster).await.unwrap_or_default() {
@@ -149,7 +149,7 @@ async fn ask_all<T: DeserializeOwned>(
 ) -> Vec<Answered<T>> {
     stream::iter(pods)
         .map(|pod| ask(cluster, pod, port, path))
-        .buffered(AT_ONCE)
+        .buffered(MAX_CONCURRENT_QUERIES)
         .collect()
         .await
 }

@@ -1,6 +1,6 @@
-//! `ambit explain`: one request, followed from proxy to proxy without being sent. Each proxy on the path predicts, by
-//! the code that serves requests and on its current state, its result (`POST /explain`); this only queries one after
-//! the other, and prints the client's response.
+//! `ambit explain`: follows one request from proxy to proxy without sending it. Each proxy on the path predicts its
+//! result from its current state by the code that serves requests (`POST /explain`); this command queries them in
+//! order, and prints the client's response.
 
 mod args;
 mod mesh;

@@ -16,10 +16,10 @@ use clap::Subcommand;
 use crate::{
     CliError,
     cluster::wait,
-    output::{self, Format, say, table},
+    output::{self, Format, print_line, table},
 };
 pub(crate) use args::Where;
-use args::{ApplyArgs, DeleteArgs, ListArgs, Made, StatusArgs};
+use args::{ApplyArgs, DeleteArgs, ListArgs, StatusArgs, WaypointSpec};
 pub(crate) use gateway::Seen;
 use listing::{absent, sorted};
 pub(crate) use records::sections;
@@ -29,7 +29,7 @@ use records::{RecordsArgs, Section};
 #[derive(Debug, Subcommand)]
 pub(crate) enum WaypointCommand {
     /// Print the manifest of a waypoint
-    Generate(Made),
+    Generate(WaypointSpec),
     /// Make a waypoint, or change one
     Apply(ApplyArgs),
     /// List the waypoints
@@ -164,7 +164,7 @@ fn delete(args: &DeleteArgs) -> Result<(), CliError> {
             Some(lab) => in_lab::delete(lab, args.place.namespace(), name)?,
             None => wait(in_cluster::delete(&args.place, name))?,
         }
-        say(&format!(
+        print_line(&format!(
             "waypoint {}/{name} deleted",
             args.place.namespace()
         ))?;

@@ -1,5 +1,5 @@
-//! Who may ask the dashboard: its own page alone. Other pages of the same browser, names that resolve to this machine,
-//! and other users of this machine get nothing. Pure.
+//! Access control of the dashboard: only its own page gets responses. Other pages of the same browser, host names that
+//! resolve to this machine, and other users of this machine are refused. Pure.
 
 use http::{HeaderMap, header};
 use rand::Rng as _;
@@ -10,7 +10,7 @@ pub(super) const TOKEN_HEADER: &str = "x-ambit-token";
 /// Bytes of randomness in a token.
 const TOKEN_BYTES: usize = 32;
 
-/// Conditions on requests.
+/// Checks of requests: host, origin and token.
 #[derive(Clone)]
 pub(super) struct Guard {
     /// `127.0.0.1:PORT` and `localhost:PORT`.
@@ -18,7 +18,7 @@ pub(super) struct Guard {
     token: String,
 }
 
-/// Why a request is refused.
+/// Reason of a refused request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
     /// Wrong host, as after DNS rebinding.
@@ -47,7 +47,7 @@ impl Refused {
 }
 
 impl Guard {
-    /// Guard of a server on a port of 127.0.0.1, with a token of its own.
+    /// Creates the guard of a server on a port of 127.0.0.1, with a random token.
     pub(super) fn new(port: u16) -> Self {
         let mut bytes = [0_u8; TOKEN_BYTES];
         rand::rng().fill(&mut bytes);
@@ -64,7 +64,7 @@ impl Guard {
         format!("http://{host}/#token={}", self.token)
     }
 
-    /// Checks a request for a file of the page, which is no secret.
+    /// Checks a request for a file of the page, which needs no token.
     pub(super) fn page(&self, headers: &HeaderMap) -> Result<(), Refused> {
         let host = headers.get(header::HOST);
         let is_named = |name: &String| host.is_some_and(|host| host == name.as_str());

@@ -1,4 +1,4 @@
-//! Calls between pods of the example, with their promised results.
+//! Calls between pods of the example, with their expected results.
 
 use std::{
     thread,
@@ -8,28 +8,28 @@ use std::{
 use ambit_lab::{LogSource, PodStatus, Status};
 
 use super::{
-    lab::{Demo, LOG_LAG, MARKER},
-    pods::{BATCH, FRONTEND, LEDGER, ORDERS, REPORTS, named, pod},
+    lab::{Demo, MARKER, MAX_LOG_DELAY},
+    pods::{BATCH, FRONTEND, LEDGER, ORDERS, REPORTS, pod, pod_name},
 };
 use crate::{CliError, access_log::AccessLine, explain, labs};
 
 /// Names of the nodes.
 const NODES: [&str; 2] = ["node-1", "node-2"];
 
-/// The port of every server of the example.
+/// Port of the example's servers.
 const PORT: u16 = 8080;
 
-/// Call with the result that the manifests promise.
+/// Call with the result that the manifests imply.
 pub(super) struct Call {
     from: (&'static str, &'static str),
     to: (&'static str, &'static str),
-    path: Way,
+    path: Transport,
     allowed: bool,
 }
 
 /// Transport of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Transport {
     /// mTLS tunnel between node proxies.
     Hbone,
     /// Plaintext, through a node proxy on one side.
@@ -38,7 +38,7 @@ enum Way {
     Outside,
 }
 
-impl Way {
+impl Transport {
     fn words(self) -> &'static str {
         match self {
             Self::Hbone => "HBONE (mTLS)",
@@ -51,7 +51,7 @@ impl Way {
 const fn call(
     from: (&'static str, &'static str),
     to: (&'static str, &'static str),
-    path: Way,
+    path: Transport,
     allowed: bool,
 ) -> Call {
     Call {
@@ -63,33 +63,33 @@ const fn call(
 }
 
 pub(super) const BEFORE: [Call; 8] = [
-    call(FRONTEND, ORDERS, Way::Hbone, true),
-    call(ORDERS, LEDGER, Way::Hbone, true),
-    call(FRONTEND, LEDGER, Way::Hbone, false),
-    call(BATCH, FRONTEND, Way::Plaintext, true),
-    call(BATCH, ORDERS, Way::Plaintext, false),
-    call(BATCH, LEDGER, Way::Plaintext, false),
-    call(FRONTEND, REPORTS, Way::Plaintext, true),
-    call(BATCH, REPORTS, Way::Outside, true),
+    call(FRONTEND, ORDERS, Transport::Hbone, true),
+    call(ORDERS, LEDGER, Transport::Hbone, true),
+    call(FRONTEND, LEDGER, Transport::Hbone, false),
+    call(BATCH, FRONTEND, Transport::Plaintext, true),
+    call(BATCH, ORDERS, Transport::Plaintext, false),
+    call(BATCH, LEDGER, Transport::Plaintext, false),
+    call(FRONTEND, REPORTS, Transport::Plaintext, true),
+    call(BATCH, REPORTS, Transport::Outside, true),
 ];
 
 pub(super) const AFTER: [Call; 4] = [
-    call(BATCH, FRONTEND, Way::Hbone, true),
-    call(BATCH, ORDERS, Way::Hbone, false),
-    call(FRONTEND, REPORTS, Way::Hbone, true),
-    call(BATCH, REPORTS, Way::Hbone, true),
+    call(BATCH, FRONTEND, Transport::Hbone, true),
+    call(BATCH, ORDERS, Transport::Hbone, false),
+    call(FRONTEND, REPORTS, Transport::Hbone, true),
+    call(BATCH, REPORTS, Transport::Hbone, true),
 ];
 
 /// Observed result of a call.
-struct Seen {
+struct CallResult {
     identity: Option<String>,
-    path: Way,
+    path: Transport,
     allowed: bool,
     answer: String,
     explained: Option<explain::Report>,
 }
 
-impl Seen {
+impl CallResult {
     fn row(&self, call: &Call) -> Vec<String> {
         let decided = match &self.explained {
             Some(report) => match &report.decided_by {
@@ -126,7 +126,7 @@ impl Seen {
                 self.path.words()
             ));
         }
-        if self.identity.is_some() != (call.path == Way::Hbone) {
+        if self.identity.is_some() != (call.path == Transport::Hbone) {
             return Some(format!(
                 "{name}: identity {:?} over {}",
                 self.identity,
@@ -157,14 +157,14 @@ impl Demo {
         })
     }
 
-    fn call(&self, status: &Status, call: &Call) -> Result<Seen, CliError> {
+    fn call(&self, status: &Status, call: &Call) -> Result<CallResult, CliError> {
         let client = pod(status, call.from)?;
         let before = self.access_lines()?.map(|lines| lines.len());
         let url = format!("http://{}.{}/{MARKER}", call.to.1, call.to.0);
         let output = self.get(client, &url)?;
         let line = match call.path {
-            Way::Outside => None,
-            Way::Hbone | Way::Plaintext => self.access_line(client, call, before)?,
+            Transport::Outside => None,
+            Transport::Hbone | Transport::Plaintext => self.access_line(client, call, before)?,
         };
         let server = match line.as_ref().and_then(|line| line.field("dst.workload")) {
             Some(name) => status.pods.iter().find(|pod| pod.name == name),
@@ -172,20 +172,20 @@ impl Demo {
         };
         let server = server.map_or_else(|| pod(status, call.to), Ok)?;
         let path = match &line {
-            Some(line) if line.field("dst.hbone_addr").is_some() => Way::Hbone,
-            Some(_) => Way::Plaintext,
-            None => Way::Outside,
+            Some(line) if line.field("dst.hbone_addr").is_some() => Transport::Hbone,
+            Some(_) => Transport::Plaintext,
+            None => Transport::Outside,
         };
         let reports = explain::explain(
             &self.dump(&server.node)?,
-            &named(client),
-            &named(server),
+            &pod_name(client),
+            &pod_name(server),
             PORT,
-            path != Way::Hbone,
+            path != Transport::Hbone,
         )?;
         let explained = reports.into_iter().next();
         let identity = line.as_ref().and_then(|line| line.field("src.identity"));
-        Ok(Seen {
+        Ok(CallResult {
             identity: identity.map(ToOwned::to_owned),
             path,
             allowed: output.code == 0,
@@ -194,16 +194,16 @@ impl Demo {
         })
     }
 
-    /// The line of the server's side where there is one, else of the client's.
+    /// Returns the access log line of the server's node proxy, or else of the client's.
     fn access_line(
         &self,
         client: &PodStatus,
         call: &Call,
         before: [usize; 2],
     ) -> Result<Option<AccessLine>, CliError> {
-        let deadline = Instant::now() + LOG_LAG;
+        let deadline = Instant::now() + MAX_LOG_DELAY;
         // A server in the mesh writes one; a client in the mesh, too.
-        let both = call.path == Way::Hbone;
+        let both = call.path == Transport::Hbone;
         loop {
             let lines = self.access_lines()?;
             let ours: Vec<_> = lines
@@ -227,7 +227,7 @@ impl Demo {
         }
     }
 
-    /// Access lines of each node's proxy.
+    /// Returns the access log lines of each node's proxy.
     fn access_lines(&self) -> Result<[Vec<AccessLine>; 2], CliError> {
         let mut lines = [const { Vec::new() }; 2];
         for (node, lines) in NODES.into_iter().zip(&mut lines) {

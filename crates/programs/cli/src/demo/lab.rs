@@ -4,24 +4,24 @@ use std::{thread, time::Duration};
 
 use ambit_lab::{Client, ExecOutput, LAB_TOOL, LabNetns, PodStatus, Status};
 
-use super::{pods::named, wire::wire};
+use super::{pods::pod_name, wire::wire};
 use crate::{
     CliError, ErrorKind,
     dump::Dump,
     labs,
-    output::{say, table},
+    output::{print_line, table},
     readiness,
     source::Source,
 };
 
-/// Sent in every request: readable on the wire wherever traffic is in the clear.
+/// Text in every request, by which the capture recognizes plaintext.
 pub(super) const MARKER: &str = "AMBIT-DEMO-IN-THE-CLEAR";
 
 /// Timeout for pods to be ready or captured.
-pub(super) const READY: Duration = Duration::from_secs(60);
+pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Tolerated delay of the access log.
-pub(super) const LOG_LAG: Duration = Duration::from_secs(3);
+pub(super) const MAX_LOG_DELAY: Duration = Duration::from_secs(3);
 
 /// Running lab of the demonstration.
 pub(super) struct Demo {
@@ -37,7 +37,7 @@ impl Demo {
     ) -> Result<Status, CliError> {
         let waited = self
             .client
-            .wait_until(READY, enough)
+            .wait_until(READY_TIMEOUT, enough)
             .map_err(labs::client_error)?;
         waited.map_err(|status| {
             let pods: Vec<_> = status
@@ -48,14 +48,17 @@ impl Demo {
                     format!("{} {} {message}", pod.name, pod.phase)
                 })
                 .collect();
-            CliError::new(ErrorKind::Failed, format!("{what}: not after {READY:?}"))
-                .hint(pods.join("; "))
+            CliError::new(
+                ErrorKind::Failed,
+                format!("{what}: not after {READY_TIMEOUT:?}"),
+            )
+            .hint(pods.join("; "))
         })
     }
 
-    /// Captured is one thing; every node proxy must also have heard that its peers are.
+    /// Waits until every node proxy has received the records of the captured pods.
     pub(super) fn wait_for_proxies(&self, status: &Status) -> Result<(), CliError> {
-        match readiness::wait_for_proxies(&self.client, &self.name, status, READY)? {
+        match readiness::wait_for_proxies(&self.client, &self.name, status, READY_TIMEOUT)? {
             true => Ok(()),
             false => Err(CliError::new(
                 ErrorKind::Failed,
@@ -89,11 +92,11 @@ impl Demo {
         // What is on its way when the last answer is here.
         thread::sleep(Duration::from_millis(100));
         let traffic = capture.finish();
-        say(&table(header, rows))?;
-        say("\nOn the wire between the nodes:\n")?;
+        print_line(&table(header, rows))?;
+        print_line("\nOn the wire between the nodes:\n")?;
         faults.extend(wire(status, &traffic.reports())?);
         for fault in &faults {
-            say(&format!("  FAULT: {fault}"))?;
+            print_line(&format!("  FAULT: {fault}"))?;
         }
         Ok(faults.len())
     }
@@ -102,7 +105,7 @@ impl Demo {
     pub(super) fn get(&self, client: &PodStatus, url: &str) -> Result<ExecOutput, CliError> {
         let command = [LAB_TOOL, "get", "--timeout", "5000", url];
         self.client
-            .output(&named(client), &command)
+            .output(&pod_name(client), &command)
             .map_err(labs::client_error)
     }
 }

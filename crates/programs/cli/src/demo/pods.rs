@@ -30,12 +30,12 @@ pub(super) fn pod<'a>(
 }
 
 /// Name of a pod, `namespace/name`.
-pub(super) fn named(pod: &PodStatus) -> String {
+pub(super) fn pod_name(pod: &PodStatus) -> String {
     format!("{}/{}", pod.namespace, pod.name)
 }
 
 /// Name of a pod's Deployment, `namespace/deployment`.
-pub(super) fn short(pod: &PodStatus) -> String {
+pub(super) fn deployment_name(pod: &PodStatus) -> String {
     let mut name = pod.name.as_str();
     for _ in 0..2 {
         name = name.rsplit_once('-').map_or(name, |(before, _)| before);

@@ -4,13 +4,13 @@ use std::net::IpAddr;
 
 use ambit_lab::{FlowKind, FlowReport, Status};
 
-use super::pods::short;
+use super::pods::deployment_name;
 use crate::{
     CliError,
-    output::{say, table},
+    output::{print_line, table},
 };
 
-/// Prints the flows between pods; gives the faults: anything in the clear between captured pods.
+/// Prints the flows between pods, and returns as faults those with plaintext between captured pods.
 pub(super) fn wire(status: &Status, reports: &[FlowReport]) -> Result<Vec<String>, CliError> {
     let owner = |ip: IpAddr| status.pods.iter().find(|pod| pod.ips.contains(&ip));
     let mut rows = Vec::new();
@@ -30,8 +30,8 @@ pub(super) fn wire(status: &Status, reports: &[FlowReport]) -> Result<Vec<String
             faults.push(format!("{} -> {} was readable", client.name, server.name));
         }
         rows.push(vec![
-            short(client),
-            format!("{}:{}", short(server), flow.server.port()),
+            deployment_name(client),
+            format!("{}:{}", deployment_name(server), flow.server.port()),
             match flow.kind {
                 FlowKind::Hbone => "TLS records only",
                 FlowKind::Tls => "TLS",
@@ -53,12 +53,12 @@ pub(super) fn wire(status: &Status, reports: &[FlowReport]) -> Result<Vec<String
         "BYTES",
         "REQUESTS READABLE",
     ];
-    say(&table(&header, rows))?;
+    print_line(&table(&header, rows))?;
     let contrast = match clear {
         0 => "no plaintext carried a request".to_owned(),
         count => format!("{count} requests from or to pods outside were readable"),
     };
-    say(&format!(
+    print_line(&format!(
         "\n{sealed} bytes between captured pods, all of them TLS on port 15008; {contrast}."
     ))?;
     if sealed == 0 {

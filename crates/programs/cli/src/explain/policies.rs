@@ -1,4 +1,4 @@
-//! Evaluations of policies, as reports have them.
+//! Evaluations of policies in reports.
 
 use ambit_authz::{Explanation, Outcome, Why};
 use ambit_mesh_json::Json;

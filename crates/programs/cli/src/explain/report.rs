@@ -11,7 +11,7 @@ use crate::output::table;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
-    /// The client's pod or address.
+    /// Pod or address of the client.
     pub(crate) from: String,
     /// Client identity that the server will have verified; none for plaintext.
     pub(crate) identity: Option<String>,

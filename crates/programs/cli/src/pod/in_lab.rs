@@ -1,4 +1,4 @@
-//! A pod of a lab, by all sources.
+//! Report on a pod of a lab.
 
 use ambit_install::object::name;
 use ambit_k8s_api::{Gateway, Pod};

@@ -11,7 +11,7 @@ use crate::{
     membership::{Captured, Membership, Rules},
 };
 
-/// Reports of all parts on a pod.
+/// Report of all components on a pod.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {

@@ -1,5 +1,5 @@
-//! What a proxy has seen, read from a line of its access log: a node proxy's, text or JSON, or a waypoint's, in
-//! Istio's default text or JSON; or from the connections that are open, which have no line yet.
+//! Recorded calls: lines of access logs of node proxies (text or JSON) and of waypoints (Istio's default text or JSON),
+//! and open connections, which have no line yet.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -9,14 +9,14 @@ use serde_json::{Map, Value};
 use crate::{access_log::AccessLine, dump::OpenDump};
 
 /// Suffix of texts that a waypoint's log truncates.
-const CUT: &str = "...";
+const TRUNCATED_SUFFIX: &str = "...";
 
 /// One connection or request that a proxy decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Observed {
     /// Address of the client.
     pub(crate) from: SocketAddr,
-    /// Verified identity of the caller, where the line has it.
+    /// Verified identity of the caller, if the line has it.
     pub(crate) identity: Option<Identity>,
     /// Address of the callee.
     pub(crate) to: SocketAddr,
@@ -28,13 +28,13 @@ pub(crate) struct Observed {
 pub(crate) enum At {
     /// Node proxy of the called pod.
     Pod,
-    /// Seen by a waypoint.
-    Waypoint(Seen),
+    /// Waypoint of the called service or pod.
+    Waypoint(WaypointCall),
 }
 
 /// Call as observed by a waypoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct WaypointCall {
     /// Hostname of the service, if the call was forwarded.
     pub(crate) host: Option<String>,
     /// Server name of TLS passthrough.
@@ -55,9 +55,9 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Whether the log holds only its beginning.
+    /// Whether the log truncated the path.
     pub(crate) fn is_cut(&self) -> bool {
-        self.path.ends_with(CUT) || self.authority.ends_with(CUT)
+        self.path.ends_with(TRUNCATED_SUFFIX) || self.authority.ends_with(TRUNCATED_SUFFIX)
     }
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn read(line: &str) -> Option<Observed> {
     of_node_proxy(|name| line.field(name))
 }
 
-/// Connections to pods that are open, of a node proxy's dump.
+/// Returns the open connections to pods in a node proxy's dump.
 pub(crate) fn open(dump: &OpenDump) -> Vec<Observed> {
     let pods = dump.workload_state.values();
     let inbound = pods.filter_map(|pod| pod.connections.get("inbound"));
@@ -130,7 +130,7 @@ const PLACES: [(&str, usize); 8] = [
     ("requested_server_name", 20),
 ];
 
-/// Splits at spaces outside quotes. Texts of requests have no quotes of their own.
+/// Splits a line at spaces outside quotes. Texts of requests contain no quotes.
 fn fields(line: &str) -> Vec<String> {
     let mut fields = vec![String::new()];
     let mut is_quoted = false;
@@ -148,7 +148,7 @@ fn fields(line: &str) -> Vec<String> {
     fields
 }
 
-/// Connections are authorized at their destination; each has one line when it is over, or is refused.
+/// Reads a node proxy's line. A connection is authorized at its destination, which logs it when it ends or is refused.
 fn of_node_proxy<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<Observed> {
     let is_over = field("duration").is_some() || field("error").is_some();
     if field("direction") != Some("inbound") || !is_over {
@@ -196,7 +196,7 @@ fn of_waypoint<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<Observed> 
         from: field("downstream_remote_address")?.parse().ok()?,
         identity: None,
         to: field("downstream_local_address")?.parse().ok()?,
-        at: At::Waypoint(Seen {
+        at: At::Waypoint(WaypointCall {
             host: host.map(str::to_owned),
             sni: owned("requested_server_name"),
             request,

@@ -1,4 +1,4 @@
-//! What there is: the objects of the mesh and what its proxies have seen, from files, a lab or a cluster.
+//! Objects of the mesh and the recorded traffic of its proxies, from files, a lab or a cluster.
 
 use std::path::{Path, PathBuf};
 
@@ -39,9 +39,9 @@ const KINDS: [Kind; 10] = [
     Kind::AuthorizationPolicy,
     Kind::PeerAuthentication,
 ];
-/// Versions of kinds, the best first.
+/// API versions by preference.
 const VERSIONS: [&str; 5] = ["v1", "v1beta1", "v1alpha3", "v1alpha2", "v1alpha1"];
-/// Lines of a cluster's logs, each from its end.
+/// Maximum number of lines from the end of each log of a cluster.
 const LOG_LINES: i64 = 100_000;
 /// The control plane's Deployment, which has the settings of the mesh.
 const CONTROL: &str = "ambit-control";
@@ -101,7 +101,7 @@ impl World {
         Ok(world)
     }
 
-    /// The objects of a lab, or of a cluster.
+    /// Reads the objects of a lab or a cluster.
     pub(super) fn objects_of(lab: Option<&str>, target: &Target) -> Result<Self, CliError> {
         let mut world = Self::of(lab, target, false)?;
         world.config.root_namespace = target.mesh_namespace.as_str().into();
@@ -216,7 +216,7 @@ impl World {
     }
 }
 
-/// The MeshConfig, by name: to list ConfigMaps is to read those of others.
+/// ConfigMap with the MeshConfig, which is read by name: listing would read ConfigMaps of others.
 fn mesh_settings(mesh_namespace: &str) -> ObjectRef {
     ObjectRef {
         api_version: "v1".to_owned(),
@@ -226,7 +226,7 @@ fn mesh_settings(mesh_namespace: &str) -> ObjectRef {
     }
 }
 
-/// The policies to rehearse. One that cannot be read is an error: to leave it out would be to say something else.
+/// Reads the policies to rehearse. An unreadable policy is an error, since results without it would be wrong.
 pub(super) fn policies(files: &[impl AsRef<Path>]) -> Result<Vec<ObjectEvent>, CliError> {
     let mut events = Vec::new();
     for path in files.iter().map(AsRef::as_ref) {
@@ -240,7 +240,7 @@ pub(super) fn policies(files: &[impl AsRef<Path>]) -> Result<Vec<ObjectEvent>, C
     Ok(events)
 }
 
-/// The policies of a text, which errors call `name`.
+/// Reads the policies of a text, which errors call `name`.
 pub(super) fn policies_of(name: &Path, text: &str) -> Result<Vec<ObjectEvent>, CliError> {
     of_snapshot(name, ambit_manifests::parse(name, text))
 }
@@ -279,13 +279,13 @@ fn readable(snapshot: Snapshot) -> Result<Vec<ObjectEvent>, CliError> {
     Ok(objects.map(applied).collect())
 }
 
-/// An object from its JSON form, in whatever state it is: an unreadable one is treated as by the control plane.
+/// Reads an object from its JSON form. A malformed object is treated as by the control plane.
 pub(crate) fn event(value: &Value) -> Result<ObjectEvent, CliError> {
     event_at(value, None)
         .map_err(|error| CliError::new(ErrorKind::Failed, "an object").because(error))
 }
 
-/// [`event`] of an object that is written at a known place, if its kind is read.
+/// [`event`] with the object's file and line; `None` if its kind is not read.
 pub(crate) fn event_at(
     value: &Value,
     origin: Option<&Origin>,
@@ -332,7 +332,7 @@ pub(crate) async fn list(cluster: &Cluster, kind: Kind) -> Result<Vec<Value>, Cl
     Ok(Vec::new())
 }
 
-/// The settings of the mesh, as the control plane has them.
+/// Reads the mesh's settings from the control plane's Deployment.
 pub(crate) async fn settings(
     cluster: &Cluster,
     mesh_namespace: &str,

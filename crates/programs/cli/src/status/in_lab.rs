@@ -1,4 +1,4 @@
-//! Answers of all parts of a lab's mesh. Its processes are shown as the pods that they would be on a cluster.
+//! Responses of all components of a lab's mesh. Its processes are represented as pods of a cluster.
 
 use std::net::SocketAddr;
 
@@ -98,7 +98,7 @@ fn ask<T: DeserializeOwned>(
     }
 }
 
-/// The JSON at a path of a lab's part, or why there is none.
+/// Fetches JSON from a component of a lab, or returns the reason why there is none.
 pub(crate) fn answer_of<T: DeserializeOwned>(
     client: &Client,
     place: LabNetns,
@@ -111,7 +111,7 @@ pub(crate) fn answer_of<T: DeserializeOwned>(
     page::parse(path, answer)
 }
 
-/// A process of the mesh as a pod.
+/// Represents a process of the mesh as a pod.
 fn of_daemon(daemon: &DaemonStatus, name: &str) -> Pod {
     let name = match &daemon.node {
         Some(node) => format!("{name}-{node}"),

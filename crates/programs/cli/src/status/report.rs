@@ -1,4 +1,4 @@
-//! What the answers of all parts mean together. Pure.
+//! Status of the mesh, derived from the responses of all components. Pure.
 
 use ambit_install::{
     object::{label, name, namespace_of},

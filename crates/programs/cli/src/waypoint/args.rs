@@ -43,7 +43,7 @@ impl Where {
 
 /// Traffic that a waypoint serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum For {
+pub(crate) enum ServedTraffic {
     /// Requests to services
     Service,
     /// Requests to pods themselves
@@ -54,7 +54,7 @@ pub(crate) enum For {
     None,
 }
 
-impl For {
+impl ServedTraffic {
     fn as_str(self) -> &'static str {
         match self {
             Self::Service => "service",
@@ -67,13 +67,13 @@ impl For {
 
 /// Waypoint to make.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Made {
+pub(crate) struct WaypointSpec {
     /// Name of the waypoint
     #[arg(long, default_value = "waypoint", value_parser = usable_name)]
     pub(super) name: String,
     /// Traffic that it serves
     #[arg(long = "for", value_enum)]
-    pub(super) serves: Option<For>,
+    pub(super) serves: Option<ServedTraffic>,
     /// The revision of the control plane that takes care of it
     #[arg(short, long)]
     pub(super) revision: Option<String>,
@@ -84,7 +84,7 @@ pub(crate) struct Made {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ApplyArgs {
     #[command(flatten)]
-    pub(super) made: Made,
+    pub(super) made: WaypointSpec,
     /// Label the namespace, so that it uses this waypoint
     #[arg(long)]
     pub(super) enroll_namespace: bool,
@@ -159,10 +159,10 @@ pub(super) fn usable_name(name: &str) -> Result<String, String> {
     }
 }
 
-impl Made {
+impl WaypointSpec {
     /// Manifest of the waypoint's Gateway.
     pub(super) fn manifest(&self) -> Value {
-        let serves = self.serves.map(For::as_str);
+        let serves = self.serves.map(ServedTraffic::as_str);
         gateway::manifest(
             self.place.namespace(),
             &self.name,

@@ -1,4 +1,4 @@
-//! A waypoint's Gateway, to write and to show.
+//! Gateways of waypoints: manifests, and observed state.
 
 use std::collections::BTreeMap;
 
@@ -87,7 +87,7 @@ impl Seen {
         value.map_or("", String::as_str)
     }
 
-    /// Whether a pod of a lab is one of its pods, whose service account has its name.
+    /// Whether a lab's pod belongs to the waypoint: its service account has the Gateway's name.
     pub(crate) fn has_pod(&self, pod: &PodStatus) -> bool {
         (pod.namespace.as_str(), pod.service_account.as_str()) == (self.namespace(), self.name())
     }
@@ -97,7 +97,7 @@ impl Seen {
         self.class() == CLASS
     }
 
-    /// Whether another controller's Gateway declares itself a waypoint: labels may name any.
+    /// Whether another controller's Gateway declares itself a waypoint, so that labels may name it.
     pub(super) fn is_foreign_waypoint(&self) -> bool {
         let is_hbone = |one: &Listener| one.protocol == "HBONE" && one.port == 15008;
         let mut listeners = self.gateway.spec.listeners.iter();
@@ -143,7 +143,7 @@ fn or_default(text: &str) -> &str {
     if text.is_empty() { "default" } else { text }
 }
 
-/// Error for a waypoint of which no pod runs.
+/// Error for a waypoint without a running pod.
 pub(super) fn no_pod(gateway: &Seen) -> CliError {
     let (namespace, name) = (gateway.namespace(), gateway.name());
     let what = format!("no pod of the waypoint {namespace}/{name} runs");

@@ -10,7 +10,7 @@ use super::{
 use crate::{CliError, ErrorKind, cluster::wait};
 
 impl Where {
-    /// The waypoints of its namespace, or of all, whose ever they are.
+    /// Lists the waypoints of the namespace, or of all, including those of other controllers.
     pub(crate) fn found(&self, everywhere: bool) -> Result<Vec<Seen>, CliError> {
         let all = match self.lab() {
             Some(lab) => in_lab::gateways(&lab)?,
@@ -23,7 +23,7 @@ impl Where {
 }
 
 impl ListArgs {
-    /// The waypoints, or those of a name, of which there must be one.
+    /// Lists the waypoints, or those of a name; an error if the name does not exist.
     pub(super) fn named(&self, name: Option<&str>) -> Result<Vec<Seen>, CliError> {
         let mut found = self.found()?;
         if let Some(name) = name {
@@ -49,7 +49,7 @@ pub(super) fn absent(name: &str, place: &Where) -> CliError {
     CliError::new(ErrorKind::NotFound, what).hint("`ambit waypoint list -A` lists all")
 }
 
-/// Gateways to keep, by namespace and name.
+/// Returns the Gateways that `is_listed` accepts, sorted by namespace and name.
 pub(super) fn sorted(all: Vec<Value>, is_listed: impl Fn(&Seen) -> bool) -> Vec<Seen> {
     let mut found: Vec<_> = all.into_iter().map(Seen::new).collect();
     found.retain(is_listed);

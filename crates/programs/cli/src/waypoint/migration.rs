@@ -4,7 +4,7 @@ use ambit_k8s_api::Service;
 use serde_json::Value;
 
 use super::{
-    args::{ApplyArgs, For},
+    args::{ApplyArgs, ServedTraffic},
     moot::{self, Migration, Moot},
 };
 use crate::{CliError, ErrorKind, install::progress};
@@ -18,7 +18,7 @@ impl ApplyArgs {
         services: &[Service],
         trust_domain: &str,
     ) -> Result<Vec<(Moot, Migration)>, CliError> {
-        if self.made.serves == Some(For::None) {
+        if self.made.serves == Some(ServedTraffic::None) {
             return Ok(Vec::new());
         }
         let waypoint = moot::Waypoint {

@@ -1,4 +1,4 @@
-//! Answers of a mesh, well and ill.
+//! Reports of healthy and failing meshes.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -149,7 +149,7 @@ fn problems_are_reported_with_their_node() {
 }
 
 #[test]
-fn the_worst_subscription_tells_the_state() {
+fn worst_subscription_is_the_state() {
     let state = |states: &[&str]| {
         let all = states
             .iter()

@@ -1,4 +1,4 @@
-//! The mesh as it is and as it would be, and what either makes of what was seen. Pure.
+//! Evaluation of recorded calls by two meshes: with the current policies, and with the rehearsed ones. Pure.
 
 mod by_metrics;
 
@@ -22,12 +22,12 @@ use super::{
     at_waypoint::AtWaypoint,
     counted::{Counted, Counter},
     decision::CallDecision,
-    observed::{At, Observed, Request, Seen},
+    observed::{At, Observed, Request, WaypointCall},
     readings::{self, Knowledge},
     report::{Report, Row},
 };
 
-/// Judge of a rehearsal, as described for the module.
+/// Current and rehearsed mesh, which both decide about recorded calls.
 pub(crate) struct Rehearsal {
     now: Mesh,
     then: Mesh,
@@ -106,7 +106,7 @@ impl Rehearsal {
         for one in counted {
             let pair = Mesh::pair_of_counted(one);
             let of_pair = pair.map_or(0, |pair| {
-                let logged = logged.iter().filter(|(logged, _)| logged.tells(&pair));
+                let logged = logged.iter().filter(|(logged, _)| logged.covers(&pair));
                 logged.map(|(_, times)| times).sum()
             });
             let times = one.times.saturating_sub(of_pair);
@@ -170,7 +170,7 @@ fn without_dry_run(event: &ObjectEvent) -> ObjectEvent {
 fn what(seen: &Observed) -> String {
     match &seen.at {
         At::Pod => format!("port {}", seen.to.port()),
-        At::Waypoint(Seen {
+        At::Waypoint(WaypointCall {
             request: Some(request),
             ..
         }) => format!("{} {}", request.method, request.path),
@@ -178,7 +178,7 @@ fn what(seen: &Observed) -> String {
     }
 }
 
-/// The records that decide.
+/// Records of the control plane that decide about calls.
 #[derive(Default)]
 struct Records {
     workloads: BTreeMap<WorkloadUid, Arc<Workload>>,
@@ -200,7 +200,7 @@ impl Records {
         }
     }
 
-    /// Records of waypoints of one type.
+    /// Returns the records of waypoints of one type.
     fn of_waypoints<R: IsWaypointRecord>(&self) -> impl Iterator<Item = (&GatewayName, &R)> {
         let all = self.of_waypoints.iter();
         all.filter_map(|(key, record)| Some((&key.gateway, R::of(record)?)))
@@ -341,7 +341,7 @@ impl Mesh {
         of_explanation(&explanation)
     }
 
-    /// Whether a connection does not come from the pod's waypoint, and has to.
+    /// Whether a connection bypasses the waypoint that the pod requires.
     fn must_pass_waypoint(pod: &Workload, source: Option<&Identity>) -> bool {
         let waypoint = pod.endpoint_waypoint.as_ref().filter(|one| one.enforce);
         waypoint.is_some_and(|waypoint| {
@@ -350,7 +350,7 @@ impl Mesh {
     }
 
     /// Decides like the waypoint.
-    fn at_waypoint(&self, seen: &Observed, at: &Seen) -> CallDecision {
+    fn at_waypoint(&self, seen: &Observed, at: &WaypointCall) -> CallDecision {
         let Some(caller) = self.pod(seen.from.ip()) else {
             return unknown("the caller", seen.from.ip());
         };

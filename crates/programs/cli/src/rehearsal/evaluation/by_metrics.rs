@@ -33,18 +33,19 @@ enum Caller {
     Proved(String),
     /// Workload identified by its name.
     Named(String),
+    /// Caller that the metrics or the line record as unknown.
     Unknown,
-    /// Unknown caller, since metrics have another label or none.
-    Untold,
+    /// Caller that metrics do not record, since they have another label or none.
+    Unlabeled,
 }
 
 impl Pair {
-    /// Whether log lines of these parties cover counters of others. Proxies resolve an address while its first requests
-    /// pass, and count these as unknown; lines have the address.
-    pub(super) fn tells(&self, counted: &Self) -> bool {
+    /// Whether log lines of these parties cover counters of `other`. Proxies resolve an address while its first
+    /// requests pass, and count these as unknown; lines have the address.
+    pub(super) fn covers(&self, counted: &Self) -> bool {
         let may_be = match counted.from {
             Caller::Unknown => !matches!(self.from, Caller::Proved(_)),
-            Caller::Untold => true,
+            Caller::Unlabeled => true,
             Caller::Proved(_) | Caller::Named(_) => false,
         };
         (self.is_at_waypoint, &self.to) == (counted.is_at_waypoint, &counted.to)
@@ -56,7 +57,7 @@ impl Pair {
 const NO_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 impl Mesh {
-    /// The parties of a line or an open connection.
+    /// Returns the parties of a log line or an open connection.
     pub(super) fn pair_of_seen(&self, seen: &Observed) -> Option<Pair> {
         let is_at_waypoint = seen.at != At::Pod;
         let caller = self.pod(seen.from.ip());
@@ -85,12 +86,12 @@ impl Mesh {
         let is_at_waypoint = counted.at != Counter::Pod;
         let of = |(namespace, name): &(String, String)| format!("{namespace}/{name}");
         let from = match (&counted.identity, &counted.caller) {
-            _ if !counted.tells_caller => Caller::Untold,
+            _ if !counted.has_caller => Caller::Unlabeled,
             (Some(identity), _) => Caller::Proved(identity.to_string()),
             (None, Some(caller)) => Caller::Named(of(caller)),
             (None, None) => Caller::Unknown,
         };
-        if !counted.tells_called {
+        if !counted.has_called {
             return None;
         }
         let service = counted.service.as_ref().filter(|_| is_at_waypoint);
@@ -106,14 +107,14 @@ impl Mesh {
     }
 
     pub(super) fn judge_counted(&self, counted: &Counted) -> CallDecision {
-        let untold = |what: &str, label: &str| {
+        let unknown = |what: &str, label: &str| {
             CallDecision::Undecided(format!(
                 "metrics do not contain {what}: the label {label} is missing or replaced"
             ))
         };
         match counted.at {
-            _ if !counted.tells_caller => untold("the caller", "source_principal"),
-            _ if !counted.tells_called => untold("the destination", "destination_service"),
+            _ if !counted.has_caller => unknown("the caller", "source_principal"),
+            _ if !counted.has_called => unknown("the destination", "destination_service"),
             Counter::Pod => self.counted_at_pod(counted),
             Counter::WaypointConnections | Counter::WaypointRequests => {
                 self.counted_at_waypoint(counted)
@@ -121,7 +122,7 @@ impl Mesh {
         }
     }
 
-    /// The pods of a workload, by their addresses' order.
+    /// Returns the pods of a workload, sorted by address.
     fn pods_of(&self, workload: Option<&(String, String)>) -> Vec<&Workload> {
         let Some((namespace, name)) = workload else {
             return Vec::new();

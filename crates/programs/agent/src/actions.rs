@@ -1,4 +1,4 @@
-//! Carrying steps out in the kernel. Everything here blocks, for milliseconds.
+//! Actions on the kernel that carry out steps. All of them block, for milliseconds.
 
 mod cgroup;
 
@@ -25,22 +25,22 @@ use ambit_zds::PodUid;
 
 use crate::enrolment::ScanTarget;
 
-/// The agent's actions on the node and its pods. Tests have an implementation of their own.
+/// Actions of the agent on the node and its pods. Tests have an implementation of their own.
 pub trait Actions: Send + Sync + 'static {
     /// Finds the namespaces of running pods.
     ///
     /// # Errors
     /// When the processes of the node cannot be listed.
     fn scan(&self, targets: &[ScanTarget]) -> Result<BTreeMap<PodUid, Netns>, ActionError>;
-    /// Opens the namespace at a path the plugin gave, and sees to its loopback.
+    /// Opens the network namespace at a path from the plugin, and sets its loopback interface up.
     ///
     /// # Errors
-    /// When there is none, or it is the node's own, or its loopback stays down.
+    /// If the namespace does not exist or is the node's own, or its loopback interface stays down.
     fn open_netns(&self, path: &str) -> Result<Netns, ActionError>;
     /// Applies redirection. The exemption of kubelet's probes depends on the pod's current interfaces, not on `spec`.
     ///
     /// # Errors
-    /// When it does not.
+    /// If the kernel refuses the rules.
     fn apply_rules(&self, netns: &Netns, spec: &RedirectionSpec)
     -> Result<Redirected, ActionError>;
     /// Closes the connections of a captured pod that its proxy does not carry: those from before its
@@ -56,17 +56,17 @@ pub trait Actions: Send + Sync + 'static {
     /// Removes redirection, if there is any.
     ///
     /// # Errors
-    /// When something is left.
+    /// If a part of the redirection stays.
     fn release_rules(&self, netns: &Netns) -> Result<(), ActionError>;
     /// Installs the node's probe rule, without changing its members.
     ///
     /// # Errors
-    /// When it does not.
+    /// If the kernel refuses the rules.
     fn ensure_host(&self) -> Result<(), ActionError>;
-    /// Exempts the probes of a pod at these addresses and ports, and nowhere else.
+    /// Exempts the probes of a pod at exactly these addresses and ports.
     ///
     /// # Errors
-    /// When they are not.
+    /// If the kernel refuses the change.
     fn upsert_probes(
         &self,
         uid: &str,
@@ -76,12 +76,12 @@ pub trait Actions: Send + Sync + 'static {
     /// Removes the exemption of a pod's probes.
     ///
     /// # Errors
-    /// When it has not ended.
+    /// If the exemption stays.
     fn remove_probes(&self, uid: &str) -> Result<(), ActionError>;
     /// Replaces the members of the probe exemption.
     ///
     /// # Errors
-    /// When they are not.
+    /// If the kernel refuses the change.
     fn set_probe_members(&self, members: &[HostMember]) -> Result<(), ActionError>;
     /// Counts the connections that the node's probe rule has exempted since it was last written.
     ///
@@ -91,7 +91,7 @@ pub trait Actions: Send + Sync + 'static {
     /// Removes the node's probe rule.
     ///
     /// # Errors
-    /// When it is left.
+    /// If the rule stays.
     fn remove_host(&self) -> Result<(), ActionError>;
 }
 
@@ -127,7 +127,7 @@ pub struct Closed {
 /// Error of an action.
 #[derive(Debug, thiserror::Error)]
 pub enum ActionError {
-    /// The list of processes.
+    /// The node's processes cannot be listed.
     #[error("cannot list the processes under {path}")]
     Scan {
         /// Expected path of the programs.
@@ -136,7 +136,7 @@ pub enum ActionError {
         #[source]
         source: io::Error,
     },
-    /// The namespace the plugin named.
+    /// The network namespace from the plugin cannot be opened.
     #[error("cannot open the network namespace {path}")]
     OpenNetns {
         /// Path as seen by the agent.
@@ -145,7 +145,7 @@ pub enum ActionError {
         #[source]
         source: io::Error,
     },
-    /// A link that captured pods need.
+    /// The loopback interface cannot be set up.
     #[error("cannot bring up loopback in the network namespace {path}")]
     Loopback {
         /// Path as seen by the agent.
@@ -160,7 +160,7 @@ pub enum ActionError {
         /// Path of the file.
         path: PathBuf,
     },
-    /// Redirection in a pod.
+    /// Redirection in a pod cannot be changed.
     #[error("cannot {what} its redirection")]
     Redirection {
         /// Operation, for the message: put or take away.
@@ -169,13 +169,13 @@ pub enum ActionError {
         #[source]
         source: RedirectionError,
     },
-    /// A pod's interfaces.
+    /// A pod's interfaces cannot be listed.
     #[error("cannot list the pod's network interfaces")]
     Links(#[source] io::Error),
-    /// A pod's connections.
+    /// A pod's connections cannot be listed.
     #[error("cannot list the pod's connections")]
     Connections(#[source] io::Error),
-    /// The node's probe rule.
+    /// The node's probe rule cannot be changed.
     #[error("cannot {what} the exemption of probes on the node")]
     Probes {
         /// Operation, for the message: put or take away.
@@ -186,26 +186,26 @@ pub enum ActionError {
     },
 }
 
-/// The kernel itself.
+/// Actions on the node's kernel.
 #[derive(Debug)]
 pub struct KernelActions {
     /// Path of the node's procfs.
     pub proc: PathBuf,
     /// Method of attributing a process to a pod.
     pub attribution: Attribution,
-    /// Put before the paths of namespaces that the plugin names.
+    /// Prefix of the paths of namespaces from the plugin.
     pub netns_prefix: PathBuf,
-    /// The node's namespace.
+    /// Network namespace of the node.
     pub node: Netns,
-    /// The probe rule; `None` leaves the node's namespace alone.
+    /// Probe rule; `None` does not change the node's namespace.
     pub host: Option<HostSpec>,
-    /// Path of kubelet's cgroup below the node's hierarchy of version 2.
+    /// Path of kubelet's cgroup in the node's cgroup v2 hierarchy.
     pub kubelet_cgroup: Option<String>,
 }
 
 impl KernelActions {
-    /// The probe rule with kubelet's cgroup. A cgroup that is made anew has another number; one that the node does not
-    /// have exempts no process.
+    /// Returns the probe rule with kubelet's cgroup. A recreated cgroup has another number; a missing one exempts no
+    /// process.
     fn host_spec(&self) -> Option<HostSpec> {
         let name = self.kubelet_cgroup.as_deref();
         let find = |name| cgroup::find(&self.proc, name).unwrap_or(Cgroup::NONE);

@@ -1,10 +1,9 @@
 //! Enrolment: the desired capture of each pod, its state, and the next steps. Pure.
 //!
-//! For every pod of the node the goal (in, out, gone) follows from labels and phase; what is known
-//! to stand is recorded; the next step is the first difference. One step a pod is in flight at a
-//! time, and its outcome counts only for the namespace it was about. So every order of events ends
-//! in the same state: plugin before source, a new sandbox for the same uid, label on and off
-//! while steps run, restarts of agent or proxy.
+//! For every pod of the node the goal (in, out, gone) follows from labels and phase, the observed state is recorded,
+//! and the next step is the first difference. One step a pod is in flight at a time, and its outcome counts only for
+//! the namespace that it changed. So every order of events ends in the same state: plugin before source, a new sandbox
+//! for the same uid, label on and off while steps run, restarts of agent or proxy.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -44,7 +43,7 @@ pub struct Settings {
     pub enablement: Enablement,
     /// Redirection before annotations and probe ports.
     pub redirection: RedirectionSpec,
-    /// Whether calls of the node's processes are exempt on a pod's probe ports alone.
+    /// Whether connections of the node's processes are exempt only on a pod's probe ports.
     pub exempt_probe_ports_only: bool,
 }
 
@@ -72,12 +71,12 @@ pub struct Enrolment<N> {
     synced: bool,
     next_step: u64,
     membership: Option<BTreeMap<ArcStr, bool>>,
-    /// Record of the previous agent, until the pods of the start are known.
+    /// Record of the previous agent, until the initial pods are known.
     record: Option<Record>,
 }
 
 impl<N: Clone + PartialEq> Enrolment<N> {
-    /// Knows nothing yet.
+    /// Creates the state before the first event.
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
@@ -114,7 +113,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         counts
     }
 
-    /// Whether a pod that has left still has redirection: for a while it is served.
+    /// Whether a pod that left the mesh still has redirection or is still served.
     pub fn is_unenrolling(&self) -> bool {
         let mut leaving = self
             .pods
@@ -268,7 +267,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         Ok(Goal::In(spec))
     }
 
-    /// A namespace that is not known has no labels: only the pod's own can make it belong.
+    /// Whether a pod belongs to the mesh. An unknown namespace has no labels: then only the pod's own labels count.
     fn belongs(&self, view: &PodView) -> bool {
         let none = Labels::new();
         let labels = self.namespaces.get(&view.name.namespace).unwrap_or(&none);
@@ -434,7 +433,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         self.scan_if_due(now, effects);
     }
 
-    /// Removes what no pod of ours has, once the addresses of all are known.
+    /// Removes probe exemptions of no captured pod, once the addresses of all are known.
     fn set_probe_members(&self, effects: &mut Vec<Effect<N>>) {
         let captured: Vec<_> = self
             .pods

@@ -9,7 +9,7 @@ use ambit_zds::PodUid;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// A pod as the runtime names it.
+/// Pod in the runtime's terms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WhichPod {
     /// Namespace of the pod.
@@ -20,7 +20,7 @@ pub struct WhichPod {
     pub uid: Option<PodUid>,
 }
 
-/// A pod that is being started.
+/// Request to enrol a pod that is being started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CniAdd<N> {
     /// Pod that is to be captured.
@@ -36,7 +36,7 @@ pub struct CniAdd<N> {
 pub enum Reply {
     /// Redirection, listeners and probe exemption are in place.
     Done,
-    /// The pod belongs to the mesh, or does not.
+    /// Whether the pod belongs to the mesh.
     Member(bool),
     /// Temporary failure; a retry may succeed.
     TryLater(String),

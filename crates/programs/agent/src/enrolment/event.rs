@@ -17,7 +17,7 @@ use crate::source::SourceEvent;
 /// Event of the enrolment.
 #[derive(Debug)]
 pub enum Event<N> {
-    /// The source has sent something.
+    /// Event of the source of pods and namespaces.
     Source(SourceEvent),
     /// The plugin requests the enrolment of a pod.
     CniAdd(RequestId, CniAdd<N>),
@@ -36,14 +36,14 @@ pub enum Event<N> {
         /// Outcome of the step.
         result: Result<(), String>,
     },
-    /// Redirection of a pod did not stand as it should, and now does.
+    /// Redirection of a pod had drifted and was repaired.
     Repaired {
         /// UID of the pod.
         uid: PodUid,
         /// Text for operators.
         what: String,
     },
-    /// A pod's redirection is in place, with warnings for the operator. Empty: without.
+    /// A pod's redirection is in place, with these warnings for the operator, if any.
     Warned {
         /// UID of the pod.
         uid: PodUid,
@@ -52,9 +52,9 @@ pub enum Event<N> {
     },
     /// A synced proxy connected, so steps that failed for lack of one are retried.
     ProxySynced,
-    /// Compare everything with the kernel again. Sent regularly.
+    /// Regular request to compare the state with the kernel.
     Reconcile,
-    /// Time has passed; see [`Enrolment::deadline`].
+    /// The deadline has passed; see `Enrolment::deadline`.
     Tick,
 }
 
@@ -74,15 +74,15 @@ pub enum Effect<N> {
     Scan(Vec<ScanTarget>),
     /// Responds to a call of the plugin.
     Answer(RequestId, Reply),
-    /// The pod belongs to the mesh but its namespace is not known: a proxy that serves it goes on.
+    /// Lets a proxy that serves the pod continue although the pod's namespace is not known.
     Hold(PodUid),
     /// All existing pods are known, so proxies may connect.
     OpenZds,
-    /// Which namespaces may have mesh pods has changed.
+    /// Writes the namespaces, each with whether it may have mesh pods.
     WriteMembership(BTreeMap<ArcStr, bool>),
-    /// The complete members of the node's probe set.
+    /// Sets the complete members of the node's probe set.
     SetProbeMembers(Vec<(PodUid, ProbeTargets)>),
-    /// Status is to be left on no other pods than these.
+    /// Removes the status of all pods but these.
     PruneStatus(BTreeSet<PodName>),
     /// Report to the pod's owner that it cannot be enrolled and why, or that now it is.
     ReportFailure {

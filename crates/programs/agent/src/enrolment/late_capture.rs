@@ -61,7 +61,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         }
     }
 
-    /// A pod that has been seen outside the mesh joins it while it runs.
+    /// Clears the mark of a pod that was observed outside the mesh, since it joins while it runs.
     pub(super) fn forget_lateness_outside(&mut self, uid: &PodUid) {
         let outside = |pod: &super::Pod<N>| matches!(self.goal(pod), Ok(Goal::Out));
         if self.pods.get(uid).is_some_and(outside)

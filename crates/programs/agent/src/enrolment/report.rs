@@ -1,4 +1,4 @@
-//! What is reported of pods to people.
+//! Reports on pods for operators.
 
 use ambit_k8s_api::enablement::Verdict;
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl<N: Clone + PartialEq> Enrolment<N> {
-    /// State of every pod; `inode` is that of a namespace.
+    /// Reports the state of every pod; `inode` returns the inode of a namespace.
     pub fn reports(&self, inode: impl Fn(&N) -> u64) -> Vec<PodReport> {
         let pods = self.pods.values().filter(|pod| !pod.gone);
         pods.map(|pod| self.report(pod, &inode)).collect()

@@ -1,4 +1,4 @@
-//! Calls of the plugin: waiting for the pod to be known, and for its capture to stand.
+//! Calls of the plugin, which wait until their pod is known, and then until it is captured.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use super::{
 };
 
 /// Timeout for the source to send the pod of a call. Less than the five seconds after which an Istio plugin gives up.
-const KNOWN_WITHIN: Duration = Duration::from_secs(4);
+const POD_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Maximum concurrent waiting calls; kubelet starts far fewer pods in parallel.
 const MAX_PARKED: usize = 1024;
@@ -41,7 +41,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             effects.push(Effect::Answer(request, Reply::TryLater(text)));
             return;
         }
-        self.parked.calls.push((request, now + KNOWN_WITHIN, call));
+        self.parked.calls.push((request, now + POD_TIMEOUT, call));
         self.settle_parked(now, effects);
     }
 
@@ -72,7 +72,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 // pods outside the mesh must not wait.
                 Parked::IsMember(_) if self.is_outside(namespace) => Reply::Member(false),
                 _ if self.synced => Reply::TryLater(format!(
-                    "pod {namespace}/{name} is not known on this node after {KNOWN_WITHIN:?}"
+                    "pod {namespace}/{name} is not known on this node after {POD_TIMEOUT:?}"
                 )),
                 _ => Reply::TryLater("the agent does not know the node's pods yet".to_owned()),
             };

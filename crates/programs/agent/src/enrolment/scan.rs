@@ -132,7 +132,8 @@ impl<N: Clone + PartialEq> Enrolment<N> {
     }
 }
 
-/// Pods in the node's own namespace are never looked for, ended ones have no processes.
+/// Whether a scan can find the pod: pods of the node's network namespace are never searched, and ended pods have no
+/// processes.
 fn could_be_found(view: &PodView) -> bool {
     !view.host_network && !view.terminal
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 pub(super) const PAUSE: (Duration, Duration) =
     (Duration::from_millis(250), Duration::from_secs(30));
 
-/// One scan runs at a time, for all pods that want one.
+/// Schedule of scans, each for all pods whose namespace is searched.
 #[derive(Debug)]
 pub(super) struct ScanSchedule {
     pub(super) running_since: Option<Instant>,

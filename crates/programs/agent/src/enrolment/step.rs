@@ -1,5 +1,5 @@
-//! The steps that bring a pod in and take it out: one enum for each kind of work, since each kind has an
-//! executor of its own (`process/executor.rs`).
+//! Steps that enrol and unenrol a pod: one enum for each kind of work, since each kind has an executor of its own
+//! (`process/executor.rs`).
 
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ pub struct StepId(pub(super) u64);
 /// One step for one pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step<N> {
-    /// Through the node proxies.
+    /// Step of the node proxies.
     Proxy(ProxyStep<N>),
     /// Step in the pod's network namespace.
     Redirection(RedirectionStep<N>),

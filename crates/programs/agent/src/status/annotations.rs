@@ -1,5 +1,4 @@
-//! Which annotations are to be written: what each pod's should be, what it was seen to be, and which
-//! writing is in flight or has to wait. Pure.
+//! Due writes of annotations: desired and observed value of each pod, and writes in flight or delayed. Pure.
 
 use std::{
     collections::BTreeMap,
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reads_right_is_not_written() {
+    fn correct_annotations_are_not_written() {
         let now = Instant::now();
         let mut annotations = PodAnnotations::default();
         annotations.observed("u".into(), pod(), Status::Enabled);
@@ -201,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_tried_again_ever_later() {
+    fn failures_are_retried_with_increasing_delay() {
         let mut now = Instant::now();
         let mut annotations = PodAnnotations::default();
         annotations.desire("u".into(), pod(), Status::Enabled);
@@ -227,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_write_is_corrected_without_a_race() {
+    fn foreign_writes_are_corrected_without_a_race() {
         let now = Instant::now();
         let mut annotations = PodAnnotations::default();
         annotations.desire("u".into(), pod(), Status::Enabled);

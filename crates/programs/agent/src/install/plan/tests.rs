@@ -1,4 +1,4 @@
-//! Directories of every kind, in every mode; and that installing and removing leaves every byte.
+//! Directories of every kind, in every mode, which installation and removal leave unchanged byte by byte.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -222,7 +222,7 @@ fn the_list_in_force_is_chained_and_no_other() {
 }
 
 #[test]
-fn no_other_list_takes_the_place_of_an_unreadable_one() {
+fn unreadable_primary_list_is_not_replaced_by_another() {
     for mode in [Mode::Owned, Mode::Chained] {
         let mut linked = file("10-a.conflist", "");
         linked.text = Err("no such file".to_owned());

@@ -1,5 +1,4 @@
-//! Closing what a pod has opened, and what was opened to it, before its capture, where it should have
-//! waited for that (see `enrolment/late_capture.rs`).
+//! Closes the connections from and to a pod from before its late capture (see `enrolment/late_capture.rs`).
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +13,7 @@ use crate::{
 };
 
 /// Delays of repeated checks, since a connection that was being opened when capture began is accepted later.
-const AGAIN_AFTER: [Duration; 4] = [
+const RECHECK_DELAYS: [Duration; 4] = [
     Duration::from_millis(50),
     Duration::from_millis(250),
     Duration::from_secs(1),
@@ -71,7 +70,7 @@ pub(super) fn go_on<A: Actions>(
     probe_ports: ProbePorts,
 ) {
     spawn("close pre-capture connections", async move {
-        for pause in AGAIN_AFTER {
+        for pause in RECHECK_DELAYS {
             tokio::time::sleep(pause).await;
             let (actions, metrics) = (Arc::clone(&actions), metrics.clone());
             let (uid, netns, ports) = (uid.clone(), netns.clone(), probe_ports.clone());

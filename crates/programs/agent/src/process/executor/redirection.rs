@@ -1,4 +1,4 @@
-//! Steps in pods' network namespaces. They block; a few run at once.
+//! Steps in pods' network namespaces, which block; a few run concurrently.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Waypoints: the same load through ours and through Envoy, which is configured to do the same work, between
-//! the same node proxies.
+//! Waypoints: the same load through Ambit's and through an Envoy with the same configuration, between the same node
+//! proxies.
 
 mod authorizer;
 mod change;
@@ -48,8 +48,7 @@ const PARTS: &[(&str, Part)] = &[
     ("hashing", consistent_hashing),
 ];
 
-/// Measures these parts, all if none is named, and prints and returns the figures; `envoy` is the program to compare
-/// with.
+/// Runs the named parts, or all, and prints and returns their results; `envoy` is the program to compare with.
 pub(crate) fn run(envoy: &Path, only: &[String]) -> Result<Vec<Figure>> {
     ensure!(envoy.exists(), "there is no Envoy at {}", envoy.display());
     let known = |name: &str| PARTS.iter().any(|(part, _)| *part == name);
@@ -147,7 +146,7 @@ fn consistent_hashing(envoy: &Path) -> Result<Vec<Row>> {
     with_step(envoy, "hashing over 1,000 endpoints", Step::Hash)
 }
 
-/// The load of 32 connections with a step for each request.
+/// Measures 32 connections with a step for each request.
 fn with_step(envoy: &Path, what: &str, step: Step) -> Result<Vec<Row>> {
     let scenario = Scenario {
         step: Some(step),

@@ -1,4 +1,4 @@
-//! The time until a policy is in force, for new connections and for open ones, on every node.
+//! Time until a policy is enforced, for new connections and for open ones, on every node.
 
 use std::{
     io::{Read as _, Write as _},
@@ -40,7 +40,7 @@ spec:
   rules: [{to: [{operation: {ports: [\"8080\"]}}]}]
 ";
 
-/// DENY with a selector, under 500 requests a second of each kind.
+/// Measures a DENY policy with a selector under 500 requests a second of each kind.
 pub(super) async fn deny(rig: &Rig) -> Result<Row> {
     const ROUNDS: usize = 10;
     rig.namespace("bench-policy", true).await?;

@@ -22,9 +22,9 @@ use super::{
 /// Rate of new pods.
 const PODS_PER_SECOND: u32 = 50;
 /// Timeout for a pod's certificate.
-const WITHIN: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// Timeout of an attempt, and the pause before the next, like those of node proxies.
-const ATTEMPT: Duration = Duration::from_secs(10);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
 const PATH: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
 
@@ -48,9 +48,9 @@ pub(super) fn certificates(
             let (target, found) = (target.clone(), Arc::clone(&found));
             asking.push(ambit_rt::spawn("new pod", async move {
                 let begin = Instant::now();
-                while begin.elapsed() < WITHIN {
+                while begin.elapsed() < TIMEOUT {
                     let attempt = certificate(&target, node, &identity);
-                    match tokio::time::timeout(ATTEMPT, attempt).await {
+                    match tokio::time::timeout(ATTEMPT_TIMEOUT, attempt).await {
                         Ok(Ok(())) => {
                             found.lock().push(begin.elapsed());
                             return;
@@ -67,7 +67,7 @@ pub(super) fn certificates(
         let found = std::mem::take(&mut *found.lock());
         ensure!(
             found.len() == expected,
-            "{} of {expected} new pods have no certificate after {WITHIN:?}",
+            "{} of {expected} new pods have no certificate after {TIMEOUT:?}",
             expected - found.len()
         );
         Ok(found)
@@ -100,7 +100,7 @@ pub(super) fn request(csr: String, identity: Option<&Identity>) -> IstioCertific
     }
 }
 
-/// The gRPC status of a certificate request.
+/// Sends a certificate request and returns its gRPC status.
 pub(super) async fn ask(
     send: &mut h2::client::SendRequest<bytes::Bytes>,
     request: &IstioCertificateRequest,

@@ -1,4 +1,4 @@
-//! From a changed route to the first answer that shows it.
+//! Time from a changed route to the first response that shows it.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -15,7 +15,7 @@ use super::{
     table::Row,
 };
 
-/// Number of changes of each, whose median is reported.
+/// Number of changes of each side, whose median is reported.
 const CHANGES: usize = 20;
 /// Timeout of a change.
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -1,5 +1,5 @@
-//! The same waypoint by Envoy: the program that takes our waypoint's place in a pod. It gets the pod's
-//! certificate as ours does, and runs Envoy.
+//! Envoy as a waypoint: a program in place of Ambit's waypoint in a pod, which fetches the pod's certificate and runs
+//! Envoy.
 
 mod configuration;
 
@@ -33,9 +33,9 @@ use super::scenario::Scenario;
 /// The file of routes.
 const ROUTES: &str = "routes.json";
 
-/// Threads, as many as our waypoint has workers.
+/// Number of Envoy's threads: that of workers of Ambit's waypoint.
 const WORKERS: &str = "2";
-/// The port of its administration, in the pod.
+/// Admin port of Envoy in the pod.
 const ADMIN: u16 = 15000;
 /// Drain time: the default of Istio's agent.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -57,7 +57,7 @@ impl Files {
         self.directory.join(name)
     }
 
-    /// Writes the configuration, at which the pod has been waiting.
+    /// Writes the configuration, for which the pod waits.
     pub(crate) fn configure(
         &self,
         scenario: Scenario,
@@ -69,7 +69,7 @@ impl Files {
         self.replace("envoy.json", &configuration.to_string())
     }
 
-    /// Replaces the routes; with a mark, which is added to all answers as a header.
+    /// Replaces the routes; a mark is added to all responses as a header.
     pub(super) fn route(&self, scenario: Scenario, mark: Option<usize>) -> Result<()> {
         self.replace(ROUTES, &Self::routes(scenario, mark).to_string())
     }

@@ -29,7 +29,7 @@ const SECONDS: u32 = 5;
 const ROUNDS: usize = 3;
 
 /// Number of warm-up attempts that may fail before the first measurement.
-const WARM_UPS: usize = 6;
+const MAX_WARM_UPS: usize = 6;
 
 /// Load of requests from one client.
 #[derive(Clone, Copy, Debug)]
@@ -93,16 +93,15 @@ impl Lab {
         Ok(lab)
     }
 
-    /// Sends requests until none fails: connections are refused, or lead nowhere, until the node proxy has heard of
-    /// the waypoint.
+    /// Sends requests until none fails: connections fail until the node proxy has received the waypoint's records.
     fn warm_up(&self, side: Side) -> Result<()> {
-        for _ in 0..WARM_UPS {
+        for _ in 0..MAX_WARM_UPS {
             let sent = self.send(side, Load::Http1(4), SECONDS)?;
             if sent.errors == 0 && sent.requests > 0 {
                 return Ok(());
             }
         }
-        bail!("requests through {side:?} fail after {WARM_UPS} times {SECONDS} s")
+        bail!("requests through {side:?} fail after {MAX_WARM_UPS} times {SECONDS} s")
     }
 
     fn pids(&self, side: Side) -> Result<Vec<u32>> {
@@ -204,7 +203,7 @@ impl Lab {
     }
 }
 
-/// A directory of programs in which the waypoint's is ours or Envoy by the name of the Gateway.
+/// Returns a directory of programs whose waypoint is Ambit's or Envoy, by the name of the Gateway.
 fn programs(scratch: &Path, envoy: &Path) -> Result<PathBuf> {
     let bench = std::env::current_exe()?;
     let built = bench.parent().context("a program is in a directory")?;

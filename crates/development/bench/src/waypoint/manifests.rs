@@ -1,4 +1,4 @@
-//! The objects of both sides: a client, a server, a Gateway, and what the waypoint has to look at.
+//! Objects of both sides: a client, a server, a Gateway, and the policies and routes that the waypoint evaluates.
 
 use std::{fmt::Write, fs, os::unix::fs::symlink, path::Path};
 
@@ -91,7 +91,7 @@ spec: {{selector: {{app: server}}, ports: [{{name: http, port: 80, targetPort: 8
     Ok(text)
 }
 
-/// The Gateway; another revision is another template of its pods.
+/// Manifest of the Gateway; another revision changes the template of its pods.
 pub(super) fn gateway(side: Side, revision: usize) -> String {
     format!(
         "apiVersion: gateway.networking.k8s.io/v1

@@ -1,4 +1,4 @@
-//! A plugin that touches headers, the same module at both: ours by a WasmPlugin, Envoy's by its filter on V8.
+//! Plugin that changes headers, the same module on both sides: a WasmPlugin in Ambit, the Wasm filter on V8 in Envoy.
 
 use std::{fs, path::Path};
 
@@ -11,7 +11,7 @@ use super::side::OURS;
 const MODULE: &str = include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
 const FILE: &str = "headers.wasm";
 
-/// Manifests for our waypoint; the module is put into the directory.
+/// Manifests for Ambit's waypoint; the module is written into the directory.
 pub(super) fn manifests(directory: &Path) -> Result<String> {
     let path = directory.join(FILE);
     fs::write(&path, wat::parse_str(MODULE)?)?;

@@ -1,4 +1,4 @@
-//! A waypoint that is replaced under load: what fails, and how long requests take meanwhile.
+//! Replacement of a waypoint's pods under load: failed requests, and latency meanwhile.
 
 use std::{collections::BTreeSet, path::Path, thread, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::load::HttpLoad;
 const LEAD: Duration = Duration::from_secs(2);
 /// Duration of the load; a rollout takes about half of it.
 const SECONDS: u32 = 20;
-/// Rollouts of each.
+/// Number of rollouts of each side.
 const ROUNDS: usize = 3;
 
 /// Compares both in turn: failed requests in all rollouts, and the 99th percentile of one.
@@ -39,7 +39,7 @@ pub(super) fn compare(envoy: &Path) -> Result<Vec<Row>> {
     ])
 }
 
-/// The load, and the rollout in it.
+/// Rolls the waypoint out under load.
 fn roll(lab: &Lab, side: Side, revision: usize) -> Result<HttpLoad> {
     let before = pods(lab, side)?;
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Scenarios: the objects that waypoints evaluate for each request.
+//! Scenarios: objects that waypoints evaluate for each request.
 
 use std::path::Path;
 
@@ -27,13 +27,13 @@ pub(super) struct Scenario {
 pub(super) enum Step {
     /// Tracing of this percentage of requests.
     Trace(u32),
-    /// A token is verified, which is signed so.
+    /// Verification of a token with this signature algorithm.
     Token(tokens::Algorithm),
-    /// An authorizer checks each request.
+    /// Check of each request by an external authorizer.
     Authorize,
-    /// A plugin touches headers.
+    /// Changes of headers by a plugin.
     Plugin,
-    /// One of many endpoints is chosen by a header.
+    /// Choice of one of many endpoints by the hash of a header.
     Hash,
 }
 
@@ -41,9 +41,9 @@ impl Step {
     /// The pod that the waypoints call or send to, its namespace first.
     pub(super) fn callee(self) -> Option<(&'static str, &'static str)> {
         match self {
-            Self::Trace(_) => Some(tracing::PLACE),
-            Self::Authorize => Some(authorizer::PLACE),
-            Self::Hash => Some(hashing::PLACE),
+            Self::Trace(_) => Some(tracing::NAMESPACED_NAME),
+            Self::Authorize => Some(authorizer::NAMESPACED_NAME),
+            Self::Hash => Some(hashing::NAMESPACED_NAME),
             Self::Token(_) | Self::Plugin => None,
         }
     }

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use anyhow::Result;
 
-/// A pod outside of the mesh, in a namespace of its own, ready once its port is open.
+/// Manifest of a pod outside of the mesh, in a namespace of its own, ready once its port is open.
 pub(super) fn outside((namespace, name): (&str, &str), command: &str, port: u16) -> String {
     format!(
         "apiVersion: v1
@@ -25,7 +25,7 @@ spec:
     )
 }
 
-/// Such a pod as a service over gRPC, and the provider of MeshConfig that it is: a name, and its kind.
+/// Manifests of a gRPC server outside of the mesh, and of the MeshConfig that names it as a provider (name, kind).
 pub(super) fn provider(
     place: (&str, &str),
     command: &str,
@@ -52,7 +52,7 @@ data:
     )
 }
 
-/// A server of short and of long answers, over HTTP/1.1 and over HTTP/2.
+/// Writes nginx's configuration for short and long responses over HTTP/1.1 and HTTP/2, and returns its path.
 pub(super) fn nginx(scratch: &Path, name: &str) -> Result<String> {
     let path = scratch.join(format!("{name}.conf"));
     let scratch = scratch.display();

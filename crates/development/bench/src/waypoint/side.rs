@@ -12,7 +12,7 @@ pub(super) struct Side {
 }
 
 impl Side {
-    /// The file of its Gateway.
+    /// Name of the file with the Gateway's manifest.
     pub(super) fn gateway(self) -> String {
         format!("gateway-{}.yaml", self.name)
     }

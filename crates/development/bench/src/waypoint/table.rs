@@ -1,4 +1,4 @@
-//! The table: ours, Envoy's, and how many times better.
+//! Table of results: Ambit's, Envoy's, and the factor between them.
 
 use std::time::Duration;
 
@@ -93,7 +93,7 @@ impl Row {
         }
     }
 
-    /// The medians of the rounds.
+    /// Returns the rows with the medians of the rounds.
     pub(super) fn of(what: &str, ours: &[LoadResult], envoy: &[LoadResult]) -> Vec<Self> {
         let both = |figure: &dyn Fn(&LoadResult) -> Option<f64>| {
             let side = |figures: &[LoadResult]| median(figures.iter().filter_map(figure).collect());
@@ -153,7 +153,7 @@ pub(super) fn median(mut figures: Vec<f64>) -> Option<f64> {
     figures.get(figures.len() / 2).copied()
 }
 
-/// A number; a dash where nothing can be divided by.
+/// Formats a number; a dash if it is not finite.
 fn of_finite(number: f64, digits: usize) -> String {
     if number.is_finite() {
         format!("{number:.digits$}")

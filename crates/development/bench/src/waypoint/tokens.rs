@@ -1,5 +1,5 @@
-//! Tokens of requests, verified: ours by a RequestAuthentication and a policy that requires a request principal,
-//! Envoy's by its filter, which is configured to require a token.
+//! JWT verification: by a RequestAuthentication and a policy that requires a request principal in Ambit, by the JWT
+//! filter in Envoy.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::side::OURS;
 
 /// Tokens and the keys they are verified with.
-const MADE: &str = include_str!("../../../../dataplane/jwt/src/tests/pyjwt.json");
+const TEST_VECTORS: &str = include_str!("../../../../dataplane/jwt/src/tests/pyjwt.json");
 /// Issuer of the tokens, and their audience.
 const ISSUER: &str = "https://issuer.example";
 const AUDIENCE: &str = "shop";
@@ -29,7 +29,7 @@ impl Algorithm {
 }
 
 fn made() -> Result<Value> {
-    Ok(serde_json::from_str(MADE)?)
+    Ok(serde_json::from_str(TEST_VECTORS)?)
 }
 
 fn key_set() -> Result<String> {
@@ -73,7 +73,7 @@ pub(super) fn arguments(algorithm: Algorithm) -> Result<Vec<String>> {
     Ok(vec!["-H".into(), format!("Authorization: Bearer {token}")])
 }
 
-/// Filter of Envoy.
+/// Configuration of Envoy's JWT filter.
 pub(super) fn verification() -> Result<Value> {
     Ok(json!({
         "providers": {"tokens": {

@@ -1,5 +1,5 @@
-//! What Envoy is configured with: tunnels end at one listener, an internal one sees their requests, and another
-//! opens the tunnel to the pod.
+//! Configuration of Envoy: tunnels end at one listener, an internal one processes their requests, and another opens the
+//! tunnel to the pod.
 #![expect(
     clippy::indexing_slicing,
     reason = "members are set in objects that are made here"
@@ -47,7 +47,7 @@ impl Files {
         })
     }
 
-    /// The routes of requests, which Envoy follows by a file of their own.
+    /// Routes of requests, in a file that Envoy watches.
     pub(super) fn routes(scenario: Scenario, mark: Option<usize>) -> Value {
         let mut hosts = vec![
             json!({
@@ -179,7 +179,7 @@ impl Files {
         }))
     }
 
-    /// The filter that does it, if it is a filter's work.
+    /// HTTP filter for the step, if it needs one.
     fn filter(&self, step: Step) -> Result<Option<Value>> {
         Ok(match step {
             Step::Token(_) => Some(typed(
@@ -190,7 +190,7 @@ impl Files {
             Step::Authorize => Some(typed(
                 "envoy.filters.http.ext_authz",
                 "envoy.extensions.filters.http.ext_authz.v3.ExtAuthz",
-                authorizer::question(),
+                authorizer::ext_authz(),
             )),
             Step::Plugin => Some(typed(
                 "envoy.filters.http.wasm",
@@ -217,11 +217,11 @@ impl Files {
 }
 
 impl Scenario {
-    /// Cluster that it calls, or sends to, besides the pod.
+    /// Cluster of the step's server, if it has one.
     fn callee(self, address: Option<&str>) -> Option<Value> {
         let (name, port) = match self.step? {
-            Step::Trace(_) => (tracing::PLACE.1, tracing::PORT),
-            Step::Authorize => (authorizer::PLACE.1, authorizer::PORT),
+            Step::Trace(_) => (tracing::NAMESPACED_NAME.1, tracing::PORT),
+            Step::Authorize => (authorizer::NAMESPACED_NAME.1, authorizer::PORT),
             Step::Hash => return Some(hashing::cluster()),
             Step::Token(_) | Step::Plugin => return None,
         };

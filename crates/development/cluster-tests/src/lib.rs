@@ -1,5 +1,4 @@
-//! A real Kubernetes for tests, with Ambit in it: one cluster for all tests of a run, a namespace of its
-//! own for each.
+//! Kubernetes clusters with Ambit for tests: one cluster for all tests of a run, and a namespace for each test.
 //!
 //! Every method panics with the condition it waited for and the state of the cluster: this crate is for
 //! tests only. `AMBIT_TEST_SLOT=0` makes the tests use the cluster that `cargo xtask cluster up` started,

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
-/// Set by the agent on enrolled pods.
+/// Annotation that the agent sets on enrolled pods.
 const REDIRECTION: &str = "ambient.istio.io/redirection";
 
 /// Whether a pod is ready.

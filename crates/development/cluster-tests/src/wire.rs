@@ -1,4 +1,4 @@
-//! The traffic on the wires of the cluster: between nodes, and between pods of a node.
+//! Traffic on the wires of the cluster: between nodes, and between pods of a node.
 
 use std::net::IpAddr;
 
@@ -49,8 +49,8 @@ impl Wire {
     }
 }
 
-/// Fails if a marker was readable anywhere, or if a connection was opened to one of the pods at one of
-/// the ports: captured clients use the tunnel.
+/// Fails if a marker was readable, or if a connection was opened to one of the pods at one of the ports, since captured
+/// clients use the tunnel.
 #[track_caller]
 pub fn assert_nothing_in_plaintext(reports: &[FlowReport], servers: &[&Pod], ports: &[u16]) {
     let addresses = addresses_of(servers);

@@ -1,5 +1,5 @@
-//! The processes of the mesh: a control plane, and an agent and a node proxy on each node, with the
-//! files and environment that each needs.
+//! Processes of the mesh: a control plane, and an agent and a node proxy on each node, with their files and
+//! environments.
 
 use std::{
     collections::BTreeMap,
@@ -61,8 +61,8 @@ pub(crate) async fn start(
     Ok(())
 }
 
-/// The objects of the mesh's own pods, as on a cluster: node proxies call the control plane in the name
-/// of their pods.
+/// Returns the objects of the mesh's own pods, as on a cluster: node proxies call the control plane in the name of
+/// their pods.
 pub(crate) fn objects(nodes: &[Arc<Node>], options: &Options) -> BTreeMap<ObjectKey, Value> {
     let mut objects = BTreeMap::new();
     let namespace = ObjectKey::new(Kind::Namespace, "", SYSTEM_NAMESPACE);
@@ -100,7 +100,7 @@ pub(crate) fn objects(nodes: &[Arc<Node>], options: &Options) -> BTreeMap<Object
     objects
 }
 
-/// The labels of the chart's node proxy; those that name Ambit are not for another implementation's.
+/// Returns the labels of the chart's node proxy, without those that name Ambit for another implementation's proxy.
 fn proxy_labels(node: &Node, options: &Options) -> Value {
     let mut labels = json!({"app": "ztunnel", "istio.io/dataplane-mode": "none"});
     if !options.node_proxies.contains_key(&node.name)
@@ -130,8 +130,8 @@ fn write_token(issuer: &TokenIssuer, node: &Node) -> io::Result<()> {
     issuer.write(&bound, &node.dir.join("token"))
 }
 
-/// Settings of waypoints in the lab, if it has a mesh: one process each unless their Gateway sets several, of our own
-/// program, with the files of their pods.
+/// Settings of waypoints in the lab, if it has a mesh: one process for each Gateway unless it sets several, of Ambit's
+/// own program, with the files of its pods.
 pub(crate) fn waypoints(board: &Board, control: &[IpAddr]) -> Option<Settings> {
     let options = &board.options;
     if !options.mesh {
@@ -339,7 +339,7 @@ fn environment(board: &Board, variables: &[(&str, String)]) -> Vec<(String, Stri
     env.into_iter().collect()
 }
 
-/// The directories of programs: the binaries' own first.
+/// Search path of programs: the directory of the binaries first.
 pub(crate) fn path(board: &Board) -> String {
     let inherited = std::env::var("PATH").unwrap_or_default();
     let own = board

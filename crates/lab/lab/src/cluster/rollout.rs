@@ -1,5 +1,5 @@
-//! How a Deployment's pods follow its template: new pods start at once beside those of the earlier template, and
-//! one of these goes whenever a new one is ready.
+//! Rollout of a Deployment after a change of its template: new pods start at once beside those of the earlier template,
+//! and one of these stops whenever a new one is ready.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ struct Progress<'a> {
     ready: usize,
 }
 
-/// Undesired pods that stay until others are ready in their place.
+/// Returns the undesired pods that stay until their replacements are ready.
 pub(super) fn staying(
     pods: &BTreeMap<ObjectKey, PodRecord>,
     desired: &BTreeMap<ObjectKey, Desired>,

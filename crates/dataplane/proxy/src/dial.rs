@@ -1,4 +1,4 @@
-//! Making connections for one instance: plain ones, HBONE tunnels, and tunnels inside tunnels.
+//! Outbound connections of one instance: plain ones, HBONE tunnels, and tunnels inside tunnels.
 
 mod error;
 mod inner;
@@ -53,9 +53,9 @@ pub struct Dialer {
     pub tuning: Tuning,
     /// HTTP/2 settings of tunnels.
     pub http2: Arc<Settings>,
-    /// The node and network of this process, by which [`Self::is_near`] decides.
+    /// Node of this process, by which [`Self::is_near`] decides.
     pub node: ArcStr,
-    /// Network of the proxy: see [`Self::node`].
+    /// Network of this process, by which [`Self::is_near`] decides.
     pub network: ArcStr,
     /// State of the mesh.
     pub state: SharedState,
@@ -64,16 +64,15 @@ pub struct Dialer {
 }
 
 impl Dialer {
-    /// Whether an address is known to be a pod's of this node. Where the mesh's table takes everything for
-    /// local, because no node is named, nothing is.
+    /// Whether an address is known to be a pod's on this node; false without a configured node.
     pub fn is_near(&self, ip: IpAddr) -> bool {
         let table = self.state.table();
         let workload = table.workload_by_ip(&self.network, ip);
         workload.is_some_and(|workload| *workload.node() == self.node) && !self.node.is_empty()
     }
 
-    /// Specification of sockets for the proxy's own connections to `destination`. On this node, their other end is
-    /// handed to the worker that opens them.
+    /// Socket options of the proxy's own connections to `destination`. On this node, their other end is accepted by the
+    /// worker that opens them.
     fn tunnel_spec(&self, destination: IpAddr) -> OutboundSpec {
         let near = self.is_near(destination);
         OutboundSpec {
@@ -115,7 +114,7 @@ impl Dialer {
         }
     }
 
-    /// A tunnel along `route`, on the worker's pool, for a connection of `source_ip`.
+    /// Opens a tunnel for `route` in the worker's pool, for a connection of `source_ip`.
     ///
     /// # Errors
     /// When no connection to the peer can be had, or it refuses the tunnel.
@@ -130,7 +129,7 @@ impl Dialer {
             .await
     }
 
-    /// [`Self::tunnel`], where a new connection has the limits that `reserve` returns.
+    /// [`Self::tunnel`], with limits of new connections from `reserve`.
     ///
     /// # Errors
     /// When there is no connection to the endpoint, or the peer refuses the tunnel.
@@ -195,7 +194,7 @@ impl Dialer {
         Ok(stream)
     }
 
-    /// Credentials of a TLS client: the own certificate, and the configuration that accepts just the peers expected.
+    /// Returns the own certificate, and the TLS client configuration that accepts only the expected peers.
     async fn credentials(
         &self,
         expected: &[Identity],

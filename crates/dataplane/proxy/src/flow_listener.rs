@@ -1,5 +1,5 @@
-//! The port where the control plane reads flow events for users whom it has authorized: `GET /flows` over mutual TLS,
-//! under the proxy's own identity. Every other client is refused in the handshake or right after it.
+//! Port on which the control plane reads flow events for authorized users: `GET /flows` over mutual TLS, under the
+//! proxy's own identity. Every other client is refused in the handshake or right after it.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::flow_stream;
 
-/// Limits of handshakes. One lasts longer while the proxy's own certificate is fetched.
+/// Limits of handshakes. A handshake takes longer while the proxy's own certificate is fetched.
 const LIMITS: HandshakeLimits = HandshakeLimits {
     slots: SlotLimits {
         total: 32,
@@ -80,7 +80,7 @@ pub(crate) fn start(
     .into()
 }
 
-/// Why a connection is refused.
+/// Reason of a refused connection.
 #[derive(Debug, thiserror::Error)]
 enum Refused {
     #[error("there is no certificate for the proxy's own identity")]

@@ -7,10 +7,10 @@ use ambit_model::{ArcStr, Reason};
 use ambit_sys::socket::SocketError;
 use http::{StatusCode, uri::InvalidUri};
 
-/// The far end could not be connected to.
+/// Error of connecting to a destination.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The authority is no part of a request.
+    /// The authority is invalid.
     #[error("the authority {authority:?} cannot be sent")]
     Authority {
         /// Authority of the CONNECT request.
@@ -59,7 +59,7 @@ pub enum PlainError {
     /// The socket could not be created.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// Refused, or not reachable.
+    /// The peer refused the connection, or is unreachable.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// Timeout of the connection.
@@ -105,7 +105,7 @@ impl ConnectError {
 /// The inner tunnel could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum InnerError {
-    /// The authority is no part of a request.
+    /// The authority is invalid.
     #[error("the inner tunnel's authority cannot be sent")]
     Authority(#[from] InvalidUri),
     /// No connection to the far end.

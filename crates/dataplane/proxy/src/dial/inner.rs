@@ -1,7 +1,7 @@
-//! A tunnel inside a tunnel: to another network, through its gateway.
+//! Tunnels inside tunnels: to another network, through its gateway.
 //!
-//! The outer tunnel ends at the gateway, which passes the inner one's bytes on; only the far end
-//! reads the inner one. Inner connections are not shared.
+//! The outer tunnel ends at the gateway, which forwards the bytes of the inner one to the endpoint. Inner connections
+//! are not pooled.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,7 @@ use super::{Dialer, error::InnerError};
 
 const FORWARDED_NETWORK: HeaderName = HeaderName::from_static("x-forwarded-network");
 
-/// An established inner tunnel. Its connection ends with it, in order: the far end sees how.
+/// Established inner tunnel. Its connection is closed in order when it is dropped, so that the peer sees its end.
 #[derive(Debug)]
 pub struct Inner {
     tunnel: Tunnel,

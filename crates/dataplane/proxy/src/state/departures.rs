@@ -1,4 +1,4 @@
-//! Workloads that are gone, and the connections to them.
+//! Connections to removed workloads.
 //!
 //! A pod that ends takes its network namespace with it, often before the last packets of its proxy are out: peers of
 //! its connections receive nothing more. The control plane's removal of the record is the signal. Connections to a
@@ -20,12 +20,13 @@ pub(super) struct Departures {
     gone: watch::Sender<u64>,
 }
 
-/// Workloads of one batch whose connections are concerned, by uid; whether another workload has their addresses now.
+/// Workloads of one batch whose connections are affected, by uid, each with whether another workload has its addresses
+/// now.
 #[derive(Debug, Default)]
 pub(super) struct Departed(HashMap<ArcStr, bool>);
 
 impl Departed {
-    /// Notes whose connections a change concerns.
+    /// Records the workloads whose connections a change affects.
     pub(super) fn note(&mut self, table: &MeshTable, change: &WorkloadChange) {
         if let Some(before) = &change.before {
             let is_unchanged = change.after.as_ref().is_some_and(|after| {

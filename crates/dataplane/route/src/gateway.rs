@@ -15,8 +15,8 @@ use crate::{
     services::Endpoints,
 };
 
-/// Name of an empty namespace, which sees only what is public.
-const NOBODY: &str = "";
+/// Client namespace to which only public services are visible.
+const PUBLIC_ONLY: &str = "";
 
 /// Waypoint or gateway with the record that names it.
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +67,7 @@ impl Found<'_> {
     }
 }
 
-/// The waypoint of a service for this connection: chosen by weight if there are weights.
+/// Returns the waypoint of a service for a connection, chosen by weight if there are weights.
 pub(crate) fn service_waypoint<'a>(
     service: &'a Service,
     rng: &mut dyn RngCore,
@@ -92,7 +92,7 @@ pub(crate) fn service_waypoint<'a>(
 }
 
 impl MeshTable {
-    /// One workload of a gateway. `dialled` is only for the choice of address family.
+    /// Chooses a workload of a gateway. `dialled` only selects the address family.
     pub(crate) fn find_gateway<'a>(
         &self,
         vantage: Vantage<'_>,
@@ -147,19 +147,20 @@ impl MeshTable {
         }
     }
 
-    /// Whether `source` is a pod of the waypoint of a destination: a pod of the service that the waypoint is,
-    /// which runs under an account of it, where those are named. What it sends to the waypoint's own
-    /// destinations must not go back to a waypoint. A pod that only runs under the account is not the waypoint.
+    /// Whether `source` is a pod of a destination's waypoint: an endpoint of the waypoint's service that runs under one
+    /// of the named identities, if the record names them. Connections from the waypoint to its own destinations must
+    /// not be routed to a waypoint again. A pod that only runs under the account is not the waypoint.
     pub(crate) fn is_waypoint<'a>(&self, source: &Workload, named: impl Into<Named<'a>>) -> bool {
         let Named { gateway, run_as } = named.into();
         let runs_as_named = run_as.is_none_or(|run_as| run_as.contains(&source.identity()));
         runs_as_named && self.is_behind(source, gateway)
     }
 
-    /// The service that a gateway's address means: one that all namespaces see, or a namespace could put its own pods in
-    /// the gateway's place.
+    /// Returns the service at a gateway's address. Only public services count, since a namespace could otherwise
+    /// substitute its own pods for the gateway.
     fn gateway_at(&self, at: &NetworkAddress) -> Option<(&Arc<Service>, &Endpoints)> {
-        self.services.by_vip(&at.network, at.address, Some(NOBODY))
+        self.services
+            .by_vip(&at.network, at.address, Some(PUBLIC_ONLY))
     }
 
     /// Whether `source` is an endpoint of the gateway.

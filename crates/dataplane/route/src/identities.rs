@@ -5,11 +5,11 @@ use smallvec::SmallVec;
 
 use crate::WorkloadRef;
 
-/// The identities a server may present; usually one or two. Never empty in a tunnel route.
+/// Identities that a server may present, usually one or two. Never empty in a tunnel route.
 pub type Identities = SmallVec<[Identity; 2]>;
 
-/// The identities a server may present. Names of a service that are not SPIFFE ids of the mesh's form
-/// match no peer and are left out.
+/// Returns the identities that a server may present. A service's names that are not SPIFFE IDs of the mesh's form match
+/// no peer and are skipped.
 pub(crate) fn identities(workload: Option<&WorkloadRef>, service: Option<&Service>) -> Identities {
     let mut identities: Identities = workload
         .iter()

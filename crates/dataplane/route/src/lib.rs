@@ -1,8 +1,8 @@
-//! The table of workloads and services, and where a connection goes.
+//! Table of workloads and services, and routing of connections.
 //!
-//! [`MeshTable`] holds what the control plane published, in compact form: strings and whole sets of
-//! fields that many workloads share are kept once. [`MeshTable::outbound`] and [`MeshTable::inbound`] are
-//! total functions over it; randomness is passed in. Knows nothing of protobuf, sockets, tasks, time.
+//! [`MeshTable`] holds the control plane's records in compact form: strings and whole sets of fields that many
+//! workloads share are stored once. [`MeshTable::outbound`] and [`MeshTable::inbound`] are total functions over it;
+//! randomness is passed in. Knows nothing of protobuf, sockets, tasks, time.
 #![forbid(unsafe_code)]
 
 mod backend;

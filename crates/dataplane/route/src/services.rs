@@ -52,10 +52,9 @@ pub(crate) struct Entry {
 pub(crate) struct Endpoints {
     pub(crate) ready: Vec<Slot>,
     pub(crate) unready: Vec<Slot>,
-    /// No endpoint has a greater capacity. May be too great after removals, which only costs a few more
-    /// draws.
+    /// Upper bound of the endpoints' capacities. It may be too high after removals, which only costs a few more draws.
     pub(crate) max_capacity: u32,
-    /// Another one whenever anything of them, or of their service, is another.
+    /// Revision, which changes with the endpoints or their service.
     pub(crate) revision: u64,
 }
 
@@ -212,7 +211,7 @@ impl Services {
         Some((entry.service.as_ref()?, &entry.endpoints))
     }
 
-    /// The service with an address of its own; without a client namespace, visibility does not matter.
+    /// Returns the service with a virtual address; without a client namespace, visibility is ignored.
     pub(crate) fn by_vip(
         &self,
         network: &str,
@@ -225,7 +224,7 @@ impl Services {
             .map(|(_, service, endpoints)| (service, endpoints))
     }
 
-    /// The service with a prefix that has an address; without a client namespace, visibility does not matter.
+    /// Returns the service with a prefix that contains an address; without a client namespace, visibility is ignored.
     pub(crate) fn by_prefix(
         &self,
         network: &str,
@@ -276,7 +275,7 @@ impl Services {
             .map(|(_, service, _)| service)
     }
 
-    /// Candidates with a rank; the first of equal ones has the greatest.
+    /// Iterates over the visible services with their rank; of equal ones the first has the greatest.
     fn visible<'a, 'c>(
         &'a self,
         names: &'a Names,

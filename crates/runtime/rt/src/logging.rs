@@ -1,4 +1,4 @@
-//! Logs: one line a fact, as text or JSON, in the form operators of Istio's node proxy know.
+//! Logging: one line an event, as text or JSON, in the format of Istio's node proxy.
 //!
 //! Text: `time\tlevel\tscope[:span{…}]\tmessage\tkey=value key="string"`. JSON: `level`, `time`,
 //! `scope`, the fields, `message`, one object a span. The scope is the event's target. Both are
@@ -38,7 +38,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Logging could not be set up.
+/// Error of setting up logging.
 #[derive(Debug, thiserror::Error)]
 pub enum LoggingError {
     /// The filter text is wrong.
@@ -114,8 +114,8 @@ fn start(
     Ok(handle)
 }
 
-/// Logs to `output` what `work` does on this thread, and waits until it is written. For tests of
-/// log lines: the process's own logging is not touched.
+/// Runs `work` with its log lines of this thread in `output`, and waits until they are written. For tests of log lines:
+/// the process's own logging does not change.
 pub fn capture<T>(
     format: LogFormat,
     filter: &str,
@@ -165,8 +165,8 @@ fn parse_filter(filter: &str) -> Result<EnvFilter, LoggingError> {
         })
 }
 
-/// Writes a line that has a format of its own (an access log's), with its line feed, among the others, and hands it to the
-/// receiver of records, if there is one. Without logging set up it is lost.
+/// Writes a line with a format of its own (an access log's), including its line feed, and passes it to the receiver of
+/// records, if any. Without logging it is lost.
 pub fn write_line(line: &str) {
     if let Some(queue) = QUEUE.get() {
         queue.push(line.as_bytes());
@@ -191,7 +191,7 @@ pub struct LogHandle {
 }
 
 impl LogHandle {
-    /// The filter in force.
+    /// Returns the current filter.
     pub fn current(&self) -> String {
         self.reload
             .with_current(ToString::to_string)

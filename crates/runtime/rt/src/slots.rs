@@ -1,4 +1,4 @@
-//! Slots for connections whose peers are not known yet, shared among the addresses they come from.
+//! Slots for unauthenticated connections, shared among their source addresses.
 //!
 //! Nobody waits for what a single peer does. A peer that comes while its own address holds its whole share
 //! takes the slot of that address's oldest connection. When all slots are taken, the oldest connection of
@@ -54,7 +54,7 @@ impl Slots {
         }))
     }
 
-    /// A slot for a connection from `source`.
+    /// Takes a slot for a connection from `source`.
     pub async fn enter(&self, source: IpAddr) -> Slot {
         let source = source.to_canonical();
         loop {
@@ -79,7 +79,7 @@ impl Slot {
         self.source
     }
 
-    /// Waits until another connection has taken the slot: this one has to end.
+    /// Waits until another connection has taken the slot, so that this one must end.
     pub async fn evicted(&mut self) {
         // No value is ever sent: this ends when the signal is dropped.
         drop((&mut self.evicted).await);

@@ -34,7 +34,7 @@ where
     tokio::spawn(essential(name, future))
 }
 
-/// A future whose panic ends the process.
+/// Wraps a future so that its panic ends the process.
 pub fn essential<F: Future>(name: &'static str, future: F) -> impl Future<Output = F::Output> {
     Watched {
         name,
@@ -93,7 +93,7 @@ impl<T> Drop for AbortOnDrop<T> {
     }
 }
 
-/// A runtime that runs everything on the calling thread: the main thread's, or one worker's shard.
+/// Builds a runtime on the calling thread: the main thread's, or a worker's.
 pub fn current_thread() -> io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
@@ -115,8 +115,8 @@ impl Drop for ReportPanic {
 }
 
 pin_project_lite::pin_project! {
-    /// A future under a name. Written out, since an `async fn` would keep the future twice: as its
-    /// argument and as what it awaits, which doubles the memory of every task.
+    /// Future with a name. An `async fn` would store the future twice, as its argument and as the awaited one, which
+    /// doubles the memory of every task.
     struct Watched<F> {
         name: &'static str,
         essential: bool,

@@ -1,4 +1,4 @@
-//! Log levels over HTTP.
+//! Log levels over HTTP (`POST /logging`).
 
 use super::{Request, Response, method_not_allowed, query_parameter, text};
 use crate::logging::LogHandle;

@@ -113,7 +113,7 @@ async fn answer(guard: Arc<Guard>, api: Arc<Api>, request: Request) -> Response 
     response
 }
 
-fn refuse(refused: guard::Refused) -> Response {
+fn refuse(refused: guard::Refusal) -> Response {
     let (status, text) = refused.response();
     rt_http::text(status, text)
 }

@@ -31,7 +31,7 @@ pub(crate) const DUMP: &str = "/config_dump";
 /// Address of the control plane's debug interface.
 const DEBUG: ([u8; 4], u16) = ([127, 0, 0, 1], 15014);
 
-/// Whom to ask.
+/// Source of the state that a command shows, from its flags.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Source {
     /// Admin address of a node proxy, or debug address of a control plane

@@ -27,7 +27,7 @@ mod page;
 mod report;
 
 pub(crate) use in_lab::answer_of;
-use report::{Answered, Gathered, GatheredWaypoint, Report, report, words};
+use report::{PodResponse, Report, Responses, WaypointResponses, report, words};
 
 /// Maximum pods that are queried concurrently.
 const MAX_CONCURRENT_QUERIES: usize = 8;
@@ -79,7 +79,7 @@ async fn gather(
     cluster: &Cluster,
     namespace: &str,
     node: Option<&str>,
-) -> Result<Gathered, CliError> {
+) -> Result<Responses, CliError> {
     let nodes = cluster.all::<Node>(None, None).await;
     let mut nodes: Vec<_> = nodes
         .map_err(|error| failed(error.into()))?
@@ -117,7 +117,7 @@ async fn gather(
         Some(_) => Vec::new(),
         None => waypoints(cluster).await,
     };
-    Ok(Gathered {
+    Ok(Responses {
         objects,
         nodes,
         agents,
@@ -128,11 +128,11 @@ async fn gather(
 }
 
 /// Queries the pods of the cluster's waypoints; returns none if Gateways are not defined.
-async fn waypoints(cluster: &Cluster) -> Vec<GatheredWaypoint> {
+async fn waypoints(cluster: &Cluster) -> Vec<WaypointResponses> {
     let mut gathered = Vec::new();
     for gateway in waypoint::of_cluster(cluster).await.unwrap_or_default() {
         let pods = waypoint::pods(cluster, &gateway).await;
-        gathered.push(GatheredWaypoint {
+        gathered.push(WaypointResponses {
             name: format!("{}/{}", gateway.namespace(), gateway.name()),
             is_programmed: gateway.is_programmed(),
             pods: ask_all(cluster, pods, PROXY.1, "/config_dump").await,
@@ -146,7 +146,7 @@ async fn ask_all<T: DeserializeOwned>(
     pods: Vec<Pod>,
     port: u16,
     path: &str,
-) -> Vec<Answered<T>> {
+) -> Vec<PodResponse<T>> {
     stream::iter(pods)
         .map(|pod| ask(cluster, pod, port, path))
         .buffered(MAX_CONCURRENT_QUERIES)
@@ -160,10 +160,10 @@ pub(crate) async fn ask<T: DeserializeOwned>(
     pod: Pod,
     port: u16,
     path: &str,
-) -> Answered<T> {
+) -> PodResponse<T> {
     if phase(&pod) != "Running" {
         let answer = Err(format!("it is {}", phase(&pod)));
-        return Answered { pod, answer };
+        return PodResponse { pod, answer };
     }
     let answer = reach::ask_pod(
         cluster,
@@ -177,5 +177,5 @@ pub(crate) async fn ask<T: DeserializeOwned>(
         Err(_) => Err(format!("no answer within {} s", TIMEOUT.as_secs())),
         Ok(answer) => page::parse(path, answer),
     };
-    Answered { pod, answer }
+    PodResponse { pod, answer }
 }

@@ -42,8 +42,8 @@ pub(super) enum Node {
 #[derive(Debug, Default)]
 pub(super) struct Traffic {
     edges: HashMap<(Node, Node), Edge>,
-    refusals: VecDeque<Numbered>,
-    others: VecDeque<Numbered>,
+    refusals: VecDeque<NumberedEvent>,
+    others: VecDeque<NumberedEvent>,
     /// Number of the latest event.
     latest: u64,
     /// Events that proxies left out.
@@ -69,7 +69,7 @@ pub(super) struct Lost {
 
 /// An event with its number.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Numbered {
+pub(super) struct NumberedEvent {
     number: u64,
     #[serde(flatten)]
     flow: Flow,
@@ -83,7 +83,7 @@ pub(super) struct View {
     window_seconds: u64,
     edges: Vec<EdgeView>,
     /// Events later than the requested one.
-    events: Vec<Numbered>,
+    events: Vec<NumberedEvent>,
     lost: Lost,
     forgotten: u64,
 }
@@ -139,7 +139,7 @@ impl Traffic {
         if events.len() == most {
             events.pop_front();
         }
-        events.push_back(Numbered {
+        events.push_back(NumberedEvent {
             number: self.latest,
             flow,
         });

@@ -339,9 +339,10 @@ pub(crate) struct Mark {
 
 /// Returns the marks of an object of any kind. Marks of a pod count as those of its workload.
 pub(super) fn of_value(value: &Value) -> Vec<Mark> {
-    let (Ok(TypeMeta { api_version, kind }), Ok(named)) =
-        (TypeMeta::deserialize(value), Templated::deserialize(value))
-    else {
+    let (Ok(TypeMeta { api_version, kind }), Ok(named)) = (
+        TypeMeta::deserialize(value),
+        ObjectWithTemplate::deserialize(value),
+    ) else {
         return Vec::new();
     };
     let (place, at) = match (api_version.as_str(), kind.as_str()) {
@@ -353,7 +354,7 @@ pub(super) fn of_value(value: &Value) -> Vec<Mark> {
         ("batch/v1", "CronJob") => (Workload, "spec.jobTemplate.spec.template"),
         _ => return Vec::new(),
     };
-    let Templated {
+    let ObjectWithTemplate {
         metadata: own,
         spec,
     } = named;
@@ -381,7 +382,7 @@ pub(super) fn of_value(value: &Value) -> Vec<Mark> {
 /// Metadata of an object of any kind, and of its pod template.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Templated {
+struct ObjectWithTemplate {
     metadata: ObjectMeta,
     spec: TemplatedSpec,
 }

@@ -6,7 +6,7 @@ use ambit_model::Identity;
 
 /// Calls between two parties.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Counted {
+pub(crate) struct CountedCalls {
     /// Source of the metric.
     pub(crate) at: Counter,
     /// Identity that the caller proved.
@@ -35,12 +35,12 @@ pub(crate) enum Counter {
 }
 
 /// Reads the counters of a scrape.
-pub(crate) fn read(scrape: &str) -> Vec<Counted> {
-    let mut all: Vec<Counted> = Vec::new();
+pub(crate) fn read(scrape: &str) -> Vec<CountedCalls> {
+    let mut all: Vec<CountedCalls> = Vec::new();
     let mut places = HashMap::new();
     for one in scrape.lines().filter_map(line) {
         // They may differ in what is not read: codes, flags, localities.
-        let between = Counted {
+        let between = CountedCalls {
             times: 0,
             ..one.clone()
         };
@@ -53,7 +53,7 @@ pub(crate) fn read(scrape: &str) -> Vec<Counted> {
     all
 }
 
-fn line(line: &str) -> Option<Counted> {
+fn line(line: &str) -> Option<CountedCalls> {
     let (family, rest) = line.split_once('{')?;
     let (labels, value) = labels(rest)?;
     let known = |name: &str| {
@@ -82,7 +82,7 @@ fn line(line: &str) -> Option<Counted> {
         reason = "counters are whole numbers, and larger ones are cut"
     )]
     let times = times as usize;
-    (times > 0).then_some(Counted {
+    (times > 0).then_some(CountedCalls {
         at,
         has_caller: identity.is_some() || is_nobody,
         has_called,

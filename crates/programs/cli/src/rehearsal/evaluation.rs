@@ -20,9 +20,9 @@ use ambit_model::{
 
 use super::{
     at_waypoint::AtWaypoint,
-    counted::{Counted, Counter},
+    counted::{CountedCalls, Counter},
     decision::CallDecision,
-    observed::{At, Observed, Request, WaypointCall},
+    observed::{ObservedCall, Observer, Request, WaypointCall},
     readings::{self, Knowledge},
     report::{Report, Row},
 };
@@ -84,7 +84,7 @@ impl Rehearsal {
     }
 
     /// Reports on recorded calls line by line, and on counters without lines: logs may begin later than counters.
-    pub(crate) fn report(&self, lines: &[Observed], counted: &[Counted]) -> Report {
+    pub(crate) fn report(&self, lines: &[ObservedCall], counted: &[CountedCalls]) -> Report {
         let mut report = Report {
             notes: self.notes.clone(),
             ..Report::default()
@@ -134,7 +134,7 @@ impl Rehearsal {
 }
 
 /// Describes both peers of a counted call for display.
-fn parties(counted: &Counted) -> (String, String) {
+fn parties(counted: &CountedCalls) -> (String, String) {
     let named = |of: &Option<(String, String)>| match of {
         Some((namespace, name)) => format!("{namespace}/{name}"),
         None => "an unknown caller".to_owned(),
@@ -167,14 +167,14 @@ fn without_dry_run(event: &ObjectEvent) -> ObjectEvent {
     event
 }
 
-fn what(seen: &Observed) -> String {
+fn what(seen: &ObservedCall) -> String {
     match &seen.at {
-        At::Pod => format!("port {}", seen.to.port()),
-        At::Waypoint(WaypointCall {
+        Observer::Pod => format!("port {}", seen.to.port()),
+        Observer::Waypoint(WaypointCall {
             request: Some(request),
             ..
         }) => format!("{} {}", request.method, request.path),
-        At::Waypoint(_) => format!("port {}", seen.to.port()),
+        Observer::Waypoint(_) => format!("port {}", seen.to.port()),
     }
 }
 
@@ -275,10 +275,10 @@ impl Mesh {
     }
 
     /// Describes the caller for display.
-    fn who(&self, seen: &Observed) -> String {
+    fn who(&self, seen: &ObservedCall) -> String {
         match (&seen.identity, self.pod(seen.from.ip())) {
             (Some(identity), _) => identity.to_string(),
-            (None, Some(pod)) if pod.protocol == Protocol::Hbone && seen.at != At::Pod => {
+            (None, Some(pod)) if pod.protocol == Protocol::Hbone && seen.at != Observer::Pod => {
                 pod.identity().to_string()
             }
             (None, Some(pod)) => format!("{}/{} (plaintext)", pod.namespace, pod.name),
@@ -287,7 +287,7 @@ impl Mesh {
     }
 
     /// Describes the callee for display.
-    fn whom(&self, seen: &Observed) -> String {
+    fn whom(&self, seen: &ObservedCall) -> String {
         match (self.service(seen), self.pod(seen.to.ip())) {
             (Some(service), _) => format!("{}/{}", service.namespace, service.name),
             (None, Some(pod)) => format!("{}/{}", pod.namespace, pod.name),
@@ -296,8 +296,8 @@ impl Mesh {
     }
 
     /// Returns the service that was called at a waypoint.
-    fn service(&self, seen: &Observed) -> Option<&Arc<Service>> {
-        let At::Waypoint(at) = &seen.at else {
+    fn service(&self, seen: &ObservedCall) -> Option<&Arc<Service>> {
+        let Observer::Waypoint(at) = &seen.at else {
             return None;
         };
         let ip = seen.to.ip().to_canonical();
@@ -312,16 +312,16 @@ impl Mesh {
         all.clone().find(has_address).or_else(|| all.find(is_named))
     }
 
-    fn judge(&self, seen: &Observed) -> CallDecision {
+    fn judge(&self, seen: &ObservedCall) -> CallDecision {
         match &seen.at {
-            At::Pod => self.at_pod(seen),
-            At::Waypoint(at) => self.at_waypoint(seen, at),
+            Observer::Pod => self.at_pod(seen),
+            Observer::Waypoint(at) => self.at_waypoint(seen, at),
         }
     }
 
     /// Decides like the pod's node proxy: connections that bypass the waypoint are redirected to it, after
     /// PeerAuthentication.
-    fn at_pod(&self, seen: &Observed) -> CallDecision {
+    fn at_pod(&self, seen: &ObservedCall) -> CallDecision {
         let Some(pod) = self.pod(seen.to.ip()) else {
             return unknown("the pod that was called", seen.to.ip());
         };
@@ -350,7 +350,7 @@ impl Mesh {
     }
 
     /// Decides like the waypoint.
-    fn at_waypoint(&self, seen: &Observed, at: &WaypointCall) -> CallDecision {
+    fn at_waypoint(&self, seen: &ObservedCall, at: &WaypointCall) -> CallDecision {
         let Some(caller) = self.pod(seen.from.ip()) else {
             return unknown("the caller", seen.from.ip());
         };

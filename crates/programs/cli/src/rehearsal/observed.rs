@@ -13,19 +13,19 @@ const TRUNCATED_SUFFIX: &str = "...";
 
 /// One connection or request that a proxy decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Observed {
+pub(crate) struct ObservedCall {
     /// Address of the client.
     pub(crate) from: SocketAddr,
     /// Verified identity of the caller, if the line has it.
     pub(crate) identity: Option<Identity>,
     /// Address of the callee.
     pub(crate) to: SocketAddr,
-    pub(crate) at: At,
+    pub(crate) at: Observer,
 }
 
 /// Proxy that observed the call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum At {
+pub(crate) enum Observer {
     /// Node proxy of the called pod.
     Pod,
     /// Waypoint of the called service or pod.
@@ -62,7 +62,7 @@ impl Request {
 }
 
 /// Reads a line; `None` if it records nothing that can be evaluated.
-pub(crate) fn read(line: &str) -> Option<Observed> {
+pub(crate) fn read(line: &str) -> Option<ObservedCall> {
     let line = line.trim();
     if line.starts_with('{') {
         let map: Map<String, Value> = serde_json::from_str(line).ok()?;
@@ -98,7 +98,7 @@ pub(crate) fn read(line: &str) -> Option<Observed> {
 }
 
 /// Returns the open connections to pods in a node proxy's dump.
-pub(crate) fn open(dump: &OpenDump) -> Vec<Observed> {
+pub(crate) fn open(dump: &OpenDump) -> Vec<ObservedCall> {
     let pods = dump.workload_state.values();
     let inbound = pods.filter_map(|pod| pod.connections.get("inbound"));
     let connections = inbound.flatten().filter_map(|connection| {
@@ -107,12 +107,12 @@ pub(crate) fn open(dump: &OpenDump) -> Vec<Observed> {
             Value::String(identity) => Some(identity.parse().ok()?),
             _ => None,
         };
-        Some(Observed {
+        Some(ObservedCall {
             from: connection.src.parse().ok()?,
             identity,
             // The address of a redirection is not the called one.
             to: connection.original_dst.parse().ok()?,
-            at: At::Pod,
+            at: Observer::Pod,
         })
     });
     connections.collect()
@@ -149,7 +149,7 @@ fn fields(line: &str) -> Vec<String> {
 }
 
 /// Reads a node proxy's line. A connection is authorized at its destination, which logs it when it ends or is refused.
-fn of_node_proxy<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<Observed> {
+fn of_node_proxy<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<ObservedCall> {
     let is_over = field("duration").is_some() || field("error").is_some();
     if field("direction") != Some("inbound") || !is_over {
         return None;
@@ -163,15 +163,15 @@ fn of_node_proxy<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<Observed
         Some(text) => Some(text.parse().ok()?),
         None => None,
     };
-    Some(Observed {
+    Some(ObservedCall {
         from: field("src.addr")?.parse().ok()?,
         identity,
         to,
-        at: At::Pod,
+        at: Observer::Pod,
     })
 }
 
-fn of_waypoint<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<Observed> {
+fn of_waypoint<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<ObservedCall> {
     let owned = |name: &str| field(name).map(str::to_owned);
     // The name of a service, or for instance inbound-vip|80|http|web.shop.svc.cluster.local.
     let host = field("upstream_cluster").and_then(|name| name.rsplit('|').next());
@@ -192,11 +192,11 @@ fn of_waypoint<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<Observed> 
             .filter_map(|(header, member)| Some((header, owned(member)?)))
             .collect(),
     });
-    Some(Observed {
+    Some(ObservedCall {
         from: field("downstream_remote_address")?.parse().ok()?,
         identity: None,
         to: field("downstream_local_address")?.parse().ok()?,
-        at: At::Waypoint(WaypointCall {
+        at: Observer::Waypoint(WaypointCall {
             host: host.map(str::to_owned),
             sni: owned("requested_server_name"),
             request,

@@ -6,8 +6,8 @@ use ambit_lab::{Client, LabNetns};
 use hyper::Method;
 
 use super::{
-    counted::{self, Counted},
-    observed::{self, Observed},
+    counted::{self, CountedCalls},
+    observed::{self, ObservedCall},
 };
 use crate::{
     CliError,
@@ -24,8 +24,8 @@ const METRICS: u16 = 15020;
 /// Open connections and counters of all queried proxies.
 #[derive(Default)]
 pub(super) struct ProxyAnswers {
-    pub(super) open: Vec<Observed>,
-    pub(super) counted: Vec<Counted>,
+    pub(super) open: Vec<ObservedCall>,
+    pub(super) counted: Vec<CountedCalls>,
     pub(super) notes: Vec<String>,
 }
 

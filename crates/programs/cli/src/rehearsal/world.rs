@@ -14,8 +14,8 @@ use ambit_waypoint_objects::GATEWAY_NAME;
 use serde_json::Value;
 
 use super::{
-    counted::Counted,
-    observed::{self, Observed},
+    counted::CountedCalls,
+    observed::{self, ObservedCall},
     proxies::ProxyAnswers,
 };
 use crate::{
@@ -65,8 +65,8 @@ pub(super) struct Sources<'a> {
 pub(super) struct World {
     pub(super) objects: Vec<ObjectEvent>,
     /// Calls from logs and open connections.
-    pub(super) lines: Vec<Observed>,
-    pub(super) counted: Vec<Counted>,
+    pub(super) lines: Vec<ObservedCall>,
+    pub(super) counted: Vec<CountedCalls>,
     /// Notes on parts that could not be queried.
     pub(super) notes: Vec<String>,
     pub(super) config: MeshConfig,

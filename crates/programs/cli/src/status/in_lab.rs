@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use super::{
     page,
-    report::{Answered, Gathered, GatheredWaypoint},
+    report::{PodResponse, Responses, WaypointResponses},
 };
 use crate::{
     CliError,
@@ -27,7 +27,7 @@ use crate::{
 const MESH: &str = "istio-system";
 
 /// Queries all components of the mesh.
-pub(super) fn gather(lab: &str, node: Option<&str>) -> Result<Gathered, CliError> {
+pub(super) fn gather(lab: &str, node: Option<&str>) -> Result<Responses, CliError> {
     let client = labs::find(lab)?;
     let status = client.status().map_err(client_error)?;
     let nodes = status.nodes.iter().map(|node| node.name.clone());
@@ -62,7 +62,7 @@ pub(super) fn gather(lab: &str, node: Option<&str>) -> Result<Gathered, CliError
     // Waypoints belong to no node.
     let gateways = gateways.filter(|gateway| gateway.is_waypoint() && node.is_none());
     let waypoints = gateways.map(|gateway| waypoint(&client, &gateway, &status.pods));
-    Ok(Gathered {
+    Ok(Responses {
         agents: agents.collect(),
         proxies: proxies.collect(),
         controls: controls.collect(),
@@ -72,12 +72,12 @@ pub(super) fn gather(lab: &str, node: Option<&str>) -> Result<Gathered, CliError
     })
 }
 
-fn waypoint(client: &Client, gateway: &Seen, pods: &[PodStatus]) -> GatheredWaypoint {
+fn waypoint(client: &Client, gateway: &Seen, pods: &[PodStatus]) -> WaypointResponses {
     let pods = pods.iter().filter(|pod| gateway.has_pod(pod)).map(|pod| {
         let place = LabNetns::Pod(format!("{}/{}", pod.namespace, pod.name));
         ask(client, of_pod(pod), place, PROXY.1, DUMP)
     });
-    GatheredWaypoint {
+    WaypointResponses {
         name: format!("{}/{}", gateway.namespace(), gateway.name()),
         is_programmed: gateway.is_programmed(),
         pods: pods.collect(),
@@ -91,8 +91,8 @@ fn ask<T: DeserializeOwned>(
     place: LabNetns,
     port: u16,
     path: &str,
-) -> Answered<T> {
-    Answered {
+) -> PodResponse<T> {
+    PodResponse {
         pod,
         answer: answer_of(client, place, port, path),
     }

@@ -183,13 +183,13 @@ fn callers(rules: &[Rule]) -> Vec<String> {
 }
 
 /// Policy of the cluster. An unreadable one has only a name, and denies every caller already.
-struct Found {
+struct ExistingPolicy {
     namespace: String,
     name: String,
     policy: Option<AuthorizationPolicy>,
 }
 
-impl Found {
+impl ExistingPolicy {
     fn of(object: &Value) -> Self {
         #[derive(Default, Deserialize)]
         #[serde(default)]
@@ -219,7 +219,7 @@ struct Policy<'a> {
 
 impl<'a> Policy<'a> {
     /// Reads a policy; `None` for policies that node proxies do not enforce, and for unreadable ones.
-    fn read(found: &'a Found) -> Option<Self> {
+    fn read(found: &'a ExistingPolicy) -> Option<Self> {
         let policy = found.policy.as_ref()?;
         let annotations = policy.metadata.annotations.as_ref();
         let dry_run = annotations.and_then(|all| all.get("istio.io/dry-run"));
@@ -421,7 +421,7 @@ impl<'a> Policy<'a> {
 /// Finds policies for pods of the waypoint's namespace that the waypoint makes ineffective. Policies that name the
 /// waypoint do not count, nor do those for the same pods as a policy that allows it, or with a copy at the waypoint.
 pub(super) fn find(policies: &[Value], services: &[Service], waypoint: &Waypoint<'_>) -> Vec<Moot> {
-    let policies: Vec<_> = policies.iter().map(Found::of).collect();
+    let policies: Vec<_> = policies.iter().map(ExistingPolicy::of).collect();
     let concerns = |policy: &Policy<'_>| {
         policy.namespace == waypoint.namespace || policy.namespace == waypoint.root_namespace
     };
@@ -441,7 +441,7 @@ pub(super) fn find(policies: &[Value], services: &[Service], waypoint: &Waypoint
         }),
         _ => {
             let copy = named(policy.namespace, &format!("{}{COPY_SUFFIX}", policy.name));
-            policy.names(waypoint) || copy.is_some_and(Found::is_attached)
+            policy.names(waypoint) || copy.is_some_and(ExistingPolicy::is_attached)
         }
     };
     let moot = read.iter().filter(|policy| !is_known(policy));

@@ -13,9 +13,9 @@ use ambit_model::{GatewayName, NamespacedHostname, Protocol, Workload};
 use super::{Mesh, of_explanation};
 use crate::rehearsal::{
     at_waypoint::AtWaypoint,
-    counted::{Counted, Counter},
+    counted::{CountedCalls, Counter},
     decision::CallDecision,
-    observed::{At, Observed, Request},
+    observed::{ObservedCall, Observer, Request},
     readings::Knowledge,
 };
 
@@ -58,8 +58,8 @@ const NO_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 impl Mesh {
     /// Returns the parties of a log line or an open connection.
-    pub(super) fn pair_of_seen(&self, seen: &Observed) -> Option<Pair> {
-        let is_at_waypoint = seen.at != At::Pod;
+    pub(super) fn pair_of_seen(&self, seen: &ObservedCall) -> Option<Pair> {
+        let is_at_waypoint = seen.at != Observer::Pod;
         let caller = self.pod(seen.from.ip());
         let identity = seen.identity.clone().or_else(|| {
             let caller = caller.filter(|pod| is_at_waypoint && pod.protocol == Protocol::Hbone);
@@ -82,7 +82,7 @@ impl Mesh {
     }
 
     /// Returns the pair of workloads of a counted call.
-    pub(super) fn pair_of_counted(counted: &Counted) -> Option<Pair> {
+    pub(super) fn pair_of_counted(counted: &CountedCalls) -> Option<Pair> {
         let is_at_waypoint = counted.at != Counter::Pod;
         let of = |(namespace, name): &(String, String)| format!("{namespace}/{name}");
         let from = match (&counted.identity, &counted.caller) {
@@ -106,7 +106,7 @@ impl Mesh {
         })
     }
 
-    pub(super) fn judge_counted(&self, counted: &Counted) -> CallDecision {
+    pub(super) fn judge_counted(&self, counted: &CountedCalls) -> CallDecision {
         let unknown = |what: &str, label: &str| {
             CallDecision::Undecided(format!(
                 "metrics do not contain {what}: the label {label} is missing or replaced"
@@ -135,7 +135,7 @@ impl Mesh {
         found
     }
 
-    fn counted_at_pod(&self, counted: &Counted) -> CallDecision {
+    fn counted_at_pod(&self, counted: &CountedCalls) -> CallDecision {
         let pods = self.pods_of(counted.called.as_ref());
         let mut decisions: Vec<_> = pods
             .into_iter()
@@ -151,7 +151,7 @@ impl Mesh {
         }
     }
 
-    fn at_any_port_of(&self, pod: &Workload, counted: &Counted) -> CallDecision {
+    fn at_any_port_of(&self, pod: &Workload, counted: &CountedCalls) -> CallDecision {
         if pod.protocol != Protocol::Hbone {
             return CallDecision::Allowed;
         }
@@ -180,7 +180,7 @@ impl Mesh {
         ))
     }
 
-    fn counted_at_waypoint(&self, counted: &Counted) -> CallDecision {
+    fn counted_at_waypoint(&self, counted: &CountedCalls) -> CallDecision {
         let host = counted
             .service
             .as_ref()
@@ -246,7 +246,7 @@ fn workload_name(pod: &Workload) -> String {
     format!("{}/{}", pod.namespace, pod.workload_name)
 }
 
-fn gone(counted: &Counted) -> CallDecision {
+fn gone(counted: &CountedCalls) -> CallDecision {
     let called = counted.called.as_ref();
     let called = called.map(|(namespace, name)| format!("{namespace}/{name}"));
     CallDecision::Undecided(format!(

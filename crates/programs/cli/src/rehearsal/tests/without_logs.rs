@@ -1,7 +1,7 @@
 //! Rehearsals without access logs: with open connections, and with metrics.
 
 use super::*;
-use crate::rehearsal::{counted, counted::Counted};
+use crate::rehearsal::{counted, counted::CountedCalls};
 
 /// Formats a series of a proxy in exposition format.
 fn series(family: &str, reporter: &str, labels: &[(&str, &str)], times: usize) -> String {
@@ -43,7 +43,7 @@ fn to_web(family: &str, labels: &[(&str, &str)], times: usize) -> String {
 fn rehearse(policies: &str, lines: &[String], scrape: &str) -> Report {
     let lines = lines.iter().filter_map(|line| observed::read(line));
     let lines: Vec<_> = lines.collect();
-    let counted: Vec<Counted> = counted::read(scrape);
+    let counted: Vec<CountedCalls> = counted::read(scrape);
     let rehearsal = Rehearsal::new(MeshConfig::default(), mesh(""), objects(policies), false);
     rehearsal.report(&lines, &counted)
 }

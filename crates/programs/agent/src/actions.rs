@@ -41,8 +41,11 @@ pub trait Actions: Send + Sync + 'static {
     ///
     /// # Errors
     /// If the kernel refuses the rules.
-    fn apply_rules(&self, netns: &Netns, spec: &RedirectionSpec)
-    -> Result<Redirected, ActionError>;
+    fn apply_rules(
+        &self,
+        netns: &Netns,
+        spec: &RedirectionSpec,
+    ) -> Result<RedirectionOutcome, ActionError>;
     /// Closes the connections of a captured pod that its proxy does not carry: those from before its
     /// capture. Kubelet's probes, to these ports, and what stays within the pod, go on.
     ///
@@ -52,7 +55,7 @@ pub trait Actions: Send + Sync + 'static {
         &self,
         netns: &Netns,
         probe_ports: &ProbePorts,
-    ) -> Result<Closed, ActionError>;
+    ) -> Result<ClosedConnections, ActionError>;
     /// Removes redirection, if there is any.
     ///
     /// # Errors
@@ -97,7 +100,7 @@ pub trait Actions: Send + Sync + 'static {
 
 /// A pod's redirection is in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Redirected {
+pub struct RedirectionOutcome {
     /// Redirection that was in place before.
     pub before: PriorRedirection,
     /// Unexpected conditions that do not impair the redirection, as text for operators.
@@ -117,7 +120,7 @@ pub enum PriorRedirection {
 
 /// Connections that were to be closed, formatted for logs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Closed {
+pub struct ClosedConnections {
     /// Connections that were closed; both peers see a reset.
     pub closed: Vec<String>,
     /// Connections that could not be closed, with the reason.
@@ -295,7 +298,7 @@ impl Actions for KernelActions {
         &self,
         netns: &Netns,
         spec: &RedirectionSpec,
-    ) -> Result<Redirected, ActionError> {
+    ) -> Result<RedirectionOutcome, ActionError> {
         let links = match &self.host {
             Some(_) => links::links(netns, &self.node).map_err(ActionError::Links)?,
             None => Links::default(),
@@ -335,7 +338,7 @@ impl Actions for KernelActions {
                     .to_owned(),
             );
         }
-        Ok(Redirected {
+        Ok(RedirectionOutcome {
             before: match applied {
                 Applied::Unchanged => PriorRedirection::All,
                 Applied::Installed => PriorRedirection::Nothing,
@@ -349,15 +352,15 @@ impl Actions for KernelActions {
         &self,
         netns: &Netns,
         probe_ports: &ProbePorts,
-    ) -> Result<Closed, ActionError> {
+    ) -> Result<ClosedConnections, ActionError> {
         let open = tcp_sockets::unproxied(netns, PROXY_MARK, State::Open)
             .map_err(ActionError::Connections)?;
         if open.is_empty() {
-            return Ok(Closed::default());
+            return Ok(ClosedConnections::default());
         }
         // Probes that began before the capture still come from the node's own addresses.
         let of_node = addresses_in(&self.node).map_err(ActionError::Connections)?;
-        let mut outcome = Closed::default();
+        let mut outcome = ClosedConnections::default();
         for Unproxied { socket, direction } in open {
             let by_node = direction == Direction::Inbound && of_node.contains(&socket.remote.ip());
             if by_node && probe_ports.contains(socket.local.port()) {

@@ -1,10 +1,16 @@
 //! The state machine against a simulated kernel: every order of events, every step failing.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    net::IpAddr,
+    time::Duration,
+};
 
+use ambit_model::PodName;
 use proptest::prelude::*;
 
 use super::*;
+use crate::source::Status;
 
 mod late_capture;
 mod reports;

@@ -1,11 +1,11 @@
 //! Decision of a terminating agent whether to uninstall the plugin. Pure.
 //!
-//! An agent is ended to be replaced, far more often than to be removed: its plugin must stay then, or pods would start
-//! uncaptured until the next agent comes. The `DaemonSet` distinguishes the two:
-//! - it is gone, is being deleted, or no longer wants this node: removed;
-//! - the API server refuses us: our account or its rights are gone, as when a chart is uninstalled whose
-//!   objects go one after the other; an upgrade takes neither away: removed;
-//! - the API server does not answer: nothing is known, so nothing is undone.
+//! An agent is replaced far more often than it is removed: its plugin must stay then, or pods would start uncaptured
+//! until the next agent runs. The `DaemonSet` distinguishes the two:
+//! - it does not exist, is being deleted, or no longer selects this node: removed;
+//! - the API server rejects the agent's credentials: its account or its rights are deleted, as when a chart is
+//!   uninstalled object by object; an upgrade deletes neither: removed;
+//! - the API server does not respond: the state is unknown, so nothing is undone.
 
 use k8s_openapi::{
     api::{

@@ -19,7 +19,7 @@ use kube::{
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::annotations::{Patch, PodAnnotations, Written};
+use super::annotations::{Patch, PodAnnotations, WriteOutcome};
 use crate::source::Status;
 
 /// The reason of events on pods that cannot be enrolled.
@@ -199,7 +199,7 @@ fn advice(text: &str) -> &'static str {
     }
 }
 
-async fn write(client: Client, patch: &Patch) -> Written {
+async fn write(client: Client, patch: &Patch) -> WriteOutcome {
     let Patch { uid, pod, status } = patch;
     let api: Api<Pod> = Api::namespaced(client, &pod.namespace);
     // The uid, so that a successor of the same name is not meant.
@@ -209,8 +209,8 @@ async fn write(client: Client, patch: &Patch) -> Written {
     let (parameters, body) = (PatchParams::default(), KubePatch::Merge(&body));
     let patched = api.patch_status(&pod.name, &parameters, &body);
     let error = match tokio::time::timeout(WRITE_TIMEOUT, patched).await {
-        Ok(Ok(_)) => return Written::Done,
-        Ok(Err(kube::Error::Api(status))) if status.code == 404 => return Written::NoPod,
+        Ok(Ok(_)) => return WriteOutcome::Done,
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => return WriteOutcome::NoPod,
         Ok(Err(error)) => ErrorChain(&error).to_string(),
         Err(_) => format!("no answer within {WRITE_TIMEOUT:?}"),
     };
@@ -219,5 +219,5 @@ async fn write(client: Client, patch: &Patch) -> Written {
         error,
         "the pod's annotation cannot be written; it is tried again"
     );
-    Written::Failed
+    WriteOutcome::Failed
 }

@@ -64,9 +64,9 @@ fn carry_out(files: &mut Vec<ConfFile>, actions: &[Action]) {
 
 /// Plans and applies changes, and asserts that none are left.
 fn settle(files: &mut Vec<ConfFile>, desired: &DesiredConfig) -> State {
-    let first = plan(files, desired, OUTLIVES);
+    let first = plan(files, desired, GRACE_WITHOUT_PRIMARY);
     carry_out(files, &first.actions);
-    let second = plan(files, desired, OUTLIVES);
+    let second = plan(files, desired, GRACE_WITHOUT_PRIMARY);
     assert_eq!(second.actions, [], "not settled: {files:?}");
     assert_eq!(second.state, first.state);
     first.state
@@ -314,7 +314,7 @@ fn without_a_primary_ours_stays_for_a_while_only() {
     assert_eq!(soon.actions, []);
     assert_eq!(
         soon.look_again,
-        Some(OUTLIVES.saturating_sub(Duration::from_secs(1)))
+        Some(GRACE_WITHOUT_PRIMARY.saturating_sub(Duration::from_secs(1)))
     );
     assert!(matches!(soon.state, State::Waiting(_)));
     settle(&mut files, &desired(Mode::Auto));

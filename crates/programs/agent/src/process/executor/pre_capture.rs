@@ -8,7 +8,7 @@ use ambit_sys::netns::Netns;
 use ambit_zds::PodUid;
 
 use crate::{
-    actions::{Actions, Closed},
+    actions::{Actions, ClosedConnections},
     metrics::{Metrics, PreCaptureOutcome},
 };
 
@@ -29,7 +29,7 @@ pub(super) fn close<A: Actions>(
     netns: &Netns,
     probe_ports: &ProbePorts,
 ) -> bool {
-    let Closed { closed, failed } = match actions.close_unproxied(netns, probe_ports) {
+    let ClosedConnections { closed, failed } = match actions.close_unproxied(netns, probe_ports) {
         Ok(outcome) => outcome,
         Err(error) => {
             let error = ErrorChain(&error);
@@ -48,7 +48,7 @@ pub(super) fn close<A: Actions>(
     count("failed", failed.len());
     if !closed.is_empty() {
         tracing::warn!(
-            %uid, count = closed.len(), connections = %Shortened(&closed),
+            %uid, count = closed.len(), connections = %FirstTexts(&closed),
             "closed plaintext connections of a pod that started before it was captured"
         );
     }
@@ -87,9 +87,9 @@ pub(super) fn go_on<A: Actions>(
 }
 
 /// The first few of many.
-struct Shortened<'a>(&'a [String]);
+struct FirstTexts<'a>(&'a [String]);
 
-impl std::fmt::Display for Shortened<'_> {
+impl std::fmt::Display for FirstTexts<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         const SHOWN: usize = 8;
         let shown = self.0.get(..SHOWN).unwrap_or(self.0);

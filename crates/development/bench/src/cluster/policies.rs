@@ -102,7 +102,7 @@ pub(super) async fn last_node(rig: &Rig) -> Result<Vec<Line>> {
     for node in [1, 2] {
         let name = format!("server-{node}");
         let address = rig.server("bench-nodes", &name, node).await?;
-        watchers.push(Watched::start(format!("{address}:8080").parse()?));
+        watchers.push(PolicyWatcher::start(format!("{address}:8080").parse()?));
     }
     rig.captured("bench-nodes", true).await?;
     let (mut refused, mut allowed) = <(Sample, Sample)>::default();
@@ -135,19 +135,19 @@ pub(super) async fn last_node(rig: &Rig) -> Result<Vec<Line>> {
 }
 
 /// Returns when the last server changed to that state.
-fn last(watchers: &[Watched], answers: bool) -> Result<f64> {
+fn last(watchers: &[PolicyWatcher], answers: bool) -> Result<f64> {
     let mut turns = watchers.iter().map(|watched| watched.turned(answers));
     turns.try_fold(0.0, |last, turn| Ok(f64::max(last, turn?)))
 }
 
 /// Watcher that repeatedly calls a server from outside the mesh on new connections, and records when it starts or stops
 /// responding.
-struct Watched {
+struct PolicyWatcher {
     turns: mpsc::Receiver<(bool, f64)>,
     ended: Arc<AtomicBool>,
 }
 
-impl Watched {
+impl PolicyWatcher {
     fn start(server: SocketAddr) -> Self {
         let (sender, turns) = mpsc::channel();
         let ended = Arc::new(AtomicBool::new(false));
@@ -178,7 +178,7 @@ impl Watched {
     }
 }
 
-impl Drop for Watched {
+impl Drop for PolicyWatcher {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Relaxed);
     }

@@ -207,7 +207,7 @@ impl Proxy {
     async fn run(&self, gate: &Semaphore) -> Result<()> {
         let permit = gate.acquire().await?;
         let totals = Arc::clone(&self.totals);
-        let counted = |stream| Counted { stream, totals };
+        let counted = |stream| CountedStream { stream, totals };
         let connected = self.target.connect(address(self.number), counted);
         let (mut send, driver) = connected.await?;
         let request = http::Request::post(format!("https://istiod{DELTA_PATH}"))
@@ -291,12 +291,12 @@ fn node(number: u32) -> Node {
 }
 
 /// Connection with a counter of its incoming bytes.
-struct Counted {
+struct CountedStream {
     stream: TcpStream,
     totals: Arc<Totals>,
 }
 
-impl AsyncRead for Counted {
+impl AsyncRead for CountedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut TaskContext<'_>,
@@ -310,7 +310,7 @@ impl AsyncRead for Counted {
     }
 }
 
-impl AsyncWrite for Counted {
+impl AsyncWrite for CountedStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut TaskContext<'_>,

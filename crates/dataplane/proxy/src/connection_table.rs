@@ -112,7 +112,7 @@ pub struct Tracked {
 /// The dump of one pod's connections.
 #[derive(Debug, Default, Serialize)]
 pub struct ConnectionDump {
-    inbound: Vec<Arrived>,
+    inbound: Vec<InboundEntry>,
     outbound: Vec<Shown>,
     /// Connections from before the capture, which the proxy does not carry.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -123,7 +123,7 @@ pub struct ConnectionDump {
 /// Inbound connection as shown in dumps.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Arrived {
+struct InboundEntry {
     #[serde(flatten)]
     shown: Shown,
     /// Verified identity of the caller; null without one.
@@ -219,7 +219,7 @@ impl Connections {
             let shown = entry.shown.clone();
             let source = entry.peer.as_ref().and_then(|peer| peer.source.as_ref());
             match entry.direction {
-                Direction::Inbound => dump.inbound.push(Arrived {
+                Direction::Inbound => dump.inbound.push(InboundEntry {
                     shown,
                     src_identity: source.map(ToString::to_string),
                 }),

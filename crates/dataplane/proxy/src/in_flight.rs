@@ -2,7 +2,7 @@
 //!
 //! An established connection costs the peer as much as the proxy; a connection in setup costs only the proxy, for up to
 //! as many seconds as an unresponsive application takes. So each source, and all together, have a limit. It is high: a
-//! peer
+//! peer with fewer than some hundred concurrent setups, which take milliseconds, never reaches it.
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc};
 

@@ -32,7 +32,7 @@ use tokio::{
 };
 
 pub use ambit_xds::{AddressDemand, NotUnderstoodPolicies, Update};
-use departures::{Departed, Departures};
+use departures::{DepartedWorkloads, Departures};
 pub use follow::{IdentityEvent, follow_identities};
 
 /// Maximum time for which a connection waits until the control plane publishes its pod.
@@ -163,7 +163,7 @@ impl SharedState {
 
     fn apply_addresses(&self, updates: Vec<Update>) {
         let mut local = Vec::new();
-        let mut departed = Departed::default();
+        let mut departed = DepartedWorkloads::default();
         {
             let mut table = self.0.table.write();
             for update in updates {

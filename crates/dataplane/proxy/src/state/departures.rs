@@ -1,8 +1,8 @@
 //! Connections to removed workloads.
 //!
-//! A pod that ends takes its network namespace with it, often before the last packets of its proxy are out: peers of
-//! its connections receive nothing more. The control plane's removal of the record is the signal. Connections to a
-//! workload that is not ready are checked often, since it may be about to go.
+//! The network namespace of a pod ends with the pod, often before its proxy has sent the last packets: peers of its
+//! connections receive nothing more. The control plane's removal of the record is the signal. Connections to a workload
+//! that is not ready are checked often, since it may be removed soon.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -23,9 +23,9 @@ pub(super) struct Departures {
 /// Workloads of one batch whose connections are affected, by uid, each with whether another workload has its addresses
 /// now.
 #[derive(Debug, Default)]
-pub(super) struct Departed(HashMap<ArcStr, bool>);
+pub(super) struct DepartedWorkloads(HashMap<ArcStr, bool>);
 
-impl Departed {
+impl DepartedWorkloads {
     /// Records the workloads whose connections a change affects.
     pub(super) fn note(&mut self, table: &MeshTable, change: &WorkloadChange) {
         if let Some(before) = &change.before {
@@ -62,7 +62,7 @@ impl Departures {
     }
 
     /// Notifies the pools of a batch's workloads after it was applied.
-    pub(super) fn announce(&self, table: &RwLock<MeshTable>, departed: &Departed) {
+    pub(super) fn announce(&self, table: &RwLock<MeshTable>, departed: &DepartedWorkloads) {
         if departed.0.is_empty() {
             return;
         }

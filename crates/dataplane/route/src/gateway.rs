@@ -20,14 +20,14 @@ const PUBLIC_ONLY: &str = "";
 
 /// Waypoint or gateway with the record that names it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Named<'a> {
+pub(crate) struct NamedGateway<'a> {
     /// Address of the gateway.
     pub(crate) gateway: &'a GatewayAddress,
     /// Identities of its pods, if the record names them.
     pub(crate) run_as: Option<&'a [Identity]>,
 }
 
-impl<'a> From<&'a GatewayAddress> for Named<'a> {
+impl<'a> From<&'a GatewayAddress> for NamedGateway<'a> {
     fn from(gateway: &'a GatewayAddress) -> Self {
         Self {
             gateway,
@@ -36,7 +36,7 @@ impl<'a> From<&'a GatewayAddress> for Named<'a> {
     }
 }
 
-impl<'a> From<&'a EndpointWaypoint> for Named<'a> {
+impl<'a> From<&'a EndpointWaypoint> for NamedGateway<'a> {
     fn from(attached: &'a EndpointWaypoint) -> Self {
         Self {
             gateway: &attached.waypoint,
@@ -47,7 +47,7 @@ impl<'a> From<&'a EndpointWaypoint> for Named<'a> {
 
 /// One workload of a waypoint or gateway.
 #[derive(Debug)]
-pub(crate) struct Found<'a> {
+pub(crate) struct GatewayWorkload<'a> {
     pub(crate) workload: &'a WorkloadRef,
     /// `None`: resolve the workload's host name.
     pub(crate) ip: Option<IpAddr>,
@@ -59,7 +59,7 @@ pub(crate) struct Found<'a> {
     is_exact: bool,
 }
 
-impl Found<'_> {
+impl GatewayWorkload<'_> {
     /// Identities that it may present: its own and, unless the record names those of its pods, its service's.
     pub(crate) fn identities(&self) -> Identities {
         let service = self.service.filter(|_| !self.is_exact);
@@ -96,11 +96,11 @@ impl MeshTable {
     pub(crate) fn find_gateway<'a>(
         &self,
         vantage: Vantage<'_>,
-        named: impl Into<Named<'a>>,
+        named: impl Into<NamedGateway<'a>>,
         dialled: IpAddr,
         rng: &mut dyn RngCore,
-    ) -> Option<Found<'_>> {
-        let Named { gateway, run_as } = named.into();
+    ) -> Option<GatewayWorkload<'_>> {
+        let NamedGateway { gateway, run_as } = named.into();
         let port = match gateway.hbone_mtls_port {
             0 => HBONE_PORT,
             port => port,
@@ -127,7 +127,7 @@ impl MeshTable {
             };
             (workload, ip, port, None)
         };
-        let found = Found {
+        let found = GatewayWorkload {
             workload,
             ip,
             port,
@@ -150,8 +150,12 @@ impl MeshTable {
     /// Whether `source` is a pod of a destination's waypoint: an endpoint of the waypoint's service that runs under one
     /// of the named identities, if the record names them. Connections from the waypoint to its own destinations must
     /// not be routed to a waypoint again. A pod that only runs under the account is not the waypoint.
-    pub(crate) fn is_waypoint<'a>(&self, source: &Workload, named: impl Into<Named<'a>>) -> bool {
-        let Named { gateway, run_as } = named.into();
+    pub(crate) fn is_waypoint<'a>(
+        &self,
+        source: &Workload,
+        named: impl Into<NamedGateway<'a>>,
+    ) -> bool {
+        let NamedGateway { gateway, run_as } = named.into();
         let runs_as_named = run_as.is_none_or(|run_as| run_as.contains(&source.identity()));
         runs_as_named && self.is_behind(source, gateway)
     }
@@ -183,7 +187,7 @@ impl MeshTable {
     }
 }
 
-impl<'a> Found<'a> {
+impl<'a> GatewayWorkload<'a> {
     fn if_reachable(self, vantage: Vantage<'_>) -> Option<Self> {
         let template = self.workload.template();
         let reachable = self.ip.is_some()

@@ -14,7 +14,7 @@ use rand::RngCore;
 use crate::{
     MeshTable, WorkloadRef,
     balance::{Mode, Vantage, select_ip},
-    gateway::{Found, Named, service_waypoint},
+    gateway::{GatewayWorkload, NamedGateway, service_waypoint},
     identities::{Identities, identities},
 };
 
@@ -307,7 +307,7 @@ impl MeshTable {
             })?;
             SocketAddr::new(ip, port)
         };
-        let (of, named) = (workload.uid(), Named::from(attached));
+        let (of, named) = (workload.uid(), NamedGateway::from(attached));
         self.to_waypoint(caller, target, named, of, Some(service), rng)
     }
 
@@ -321,12 +321,12 @@ impl MeshTable {
     ) -> Result<Route, RouteError> {
         let template = workload.template();
         let named = match &template.endpoint_waypoint {
-            Some(_) => self.waypoint_of(caller, workload).map(Named::from),
+            Some(_) => self.waypoint_of(caller, workload).map(NamedGateway::from),
             None => {
                 let waypoint = template.waypoint.as_deref();
                 waypoint
                     .filter(|waypoint| !self.is_waypoint(caller.source, *waypoint))
-                    .map(Named::from)
+                    .map(NamedGateway::from)
             }
         };
         match named {
@@ -368,7 +368,7 @@ impl MeshTable {
         &self,
         caller: Caller<'_>,
         target: SocketAddr,
-        named: Named<'_>,
+        named: NamedGateway<'_>,
         of: &str,
         service: Option<&Arc<Service>>,
         rng: &mut dyn RngCore,
@@ -472,7 +472,7 @@ fn gateway_network<'a>(gateway: &'a GatewayAddress, workload: &'a WorkloadRef) -
 
 /// Returns a tunnel to a waypoint, which requests the dialed address, since the waypoint does the load balancing.
 pub(crate) fn tunnel_to_waypoint(
-    found: &Found<'_>,
+    found: &GatewayWorkload<'_>,
     waypoint: &GatewayAddress,
     dst: SocketAddr,
     service: Option<&Arc<Service>>,

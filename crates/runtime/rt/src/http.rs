@@ -169,8 +169,8 @@ pub async fn serve<L, H, F>(
         }
         let admit = async {
             match peer {
-                Some(peer) => Admitted::Slot(slots.enter(peer.ip()).await),
-                None => Admitted::Permit(permits.clone().acquire_owned().await.ok()),
+                Some(peer) => ConnectionSlot::Slot(slots.enter(peer.ip()).await),
+                None => ConnectionSlot::Permit(permits.clone().acquire_owned().await.ok()),
             }
         };
         let mut admitted = tokio::select! {
@@ -196,14 +196,14 @@ pub async fn serve<L, H, F>(
 }
 
 /// Slot that a connection holds while it is served.
-enum Admitted {
+enum ConnectionSlot {
     /// Slot shared by all addresses.
     Slot(Slot),
     /// Permit of a Unix socket's connection.
     Permit(#[expect(dead_code, reason = "held")] Option<OwnedSemaphorePermit>),
 }
 
-impl Admitted {
+impl ConnectionSlot {
     async fn revoked(&mut self) {
         match self {
             Self::Slot(slot) => slot.evicted().await,

@@ -2,8 +2,8 @@
 //!
 //! Text: `time\tlevel\tscope[:span{…}]\tmessage\tkey=value key="string"`. JSON: `level`, `time`,
 //! `scope`, the fields, `message`, one object a span. The scope is the event's target. Both are
-//! contracts with what reads Istio's logs, which none of tracing-subscriber's own formats writes, so
-//! [`LogFormat`] is a format for its `fmt` layer, which does the rest. Lines go through a bounded queue
+//! contracts with readers of Istio's logs that none of tracing-subscriber's own formats fulfils, so
+//! [`LogFormat`] is a format for its `fmt` layer. Lines go through a bounded queue
 //! to a thread of their own: a stuck reader costs lines, never traffic. tracing-appender's queue would
 //! take an allocation and a system call a line, and could not be flushed.
 

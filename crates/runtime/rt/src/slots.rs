@@ -1,9 +1,8 @@
 //! Slots for unauthenticated connections, shared among their source addresses.
 //!
-//! Nobody waits for what a single peer does. A peer that comes while its own address holds its whole share
-//! takes the slot of that address's oldest connection. When all slots are taken, the oldest connection of
-//! the address that holds most has to go. Only when no address holds more than a few does the next
-//! connection wait.
+//! No single peer delays others. A connection from an address that holds its whole share takes the slot of that
+//! address's oldest connection. When all slots are taken, the oldest connection of the address with the most slots is
+//! displaced. Only when no address holds more than a few slots does the next connection wait.
 
 use std::{
     collections::{HashMap, VecDeque},

@@ -1,8 +1,8 @@
 //! Bounded buffer between logging threads and the writer's thread.
 //!
-//! Lines are appended to one buffer under a lock held for a copy; the writer takes the whole buffer
-//! and leaves its empty one behind, and then lets some time pass. So a burst costs few system calls
-//! and wake-ups, which would cost those who log more than the lines, and no memory when idle.
+//! Lines are appended to one buffer under a lock held for a copy; the writer swaps the whole buffer for its empty one,
+//! and then pauses for a moment. So a burst costs few system calls and wake-ups, which would cost the logging threads
+//! more than the lines, and no memory when idle.
 
 use std::{
     io,

@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 /// Pause after a failed accept, usually for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
-/// Accepted connection.
+/// Accepted connection with its client.
 #[derive(Debug)]
 pub struct Accepted {
     /// The accepted connection.

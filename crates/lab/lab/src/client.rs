@@ -59,7 +59,7 @@ fn until(condition: impl Fn() -> bool) {
     }
 }
 
-/// Running lab.
+/// Client of a running lab.
 #[derive(Clone, Debug)]
 pub struct Client {
     state: StateDir,

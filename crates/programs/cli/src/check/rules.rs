@@ -158,7 +158,7 @@ fn gateways(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
         let mut crds = snapshot.crds.iter();
         crds.find(|crd| name(*crd) == wanted)
     };
-    let all = gateway_api::DEFINITIONS.into_iter();
+    let all = gateway_api::REQUIRED_CRDS.into_iter();
     let found: Vec<_> = all.filter_map(there).collect();
     if found.is_empty() {
         if snapshot.inventory.is_some() {

@@ -22,59 +22,26 @@ use super::{
     workspace::Package,
 };
 
-/// Number of modules in import cycles that each crate still has, all of them of parents with children or through
-/// re-exports. Numbers may only shrink: a crate without cycles is removed from the list.
-const IN_CYCLES: &[(&str, usize)] = &[
-    ("ambit-agent", 4),
-    ("ambit-bench", 14),
-    ("ambit-cli", 24),
-    ("ambit-cluster-tests", 5),
-    ("ambit-lab", 4),
-    ("ambit-model", 4),
-    ("ambit-proxy", 5),
-    ("ambit-route", 4),
-    ("ambit-rt", 4),
-];
-
 /// Limit of re-exports between a path and the definition of its item.
 const MAX_RE_EXPORTS: usize = 8;
 
-/// Returns the import cycles, if they have more modules than before.
+/// Returns the import cycles of a package's modules.
 pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {
     let modules = modules(sources);
-    let Cycles {
-        of_siblings,
-        all,
-        edges,
-    } = cycles(&modules);
-    let found: usize = all.iter().map(BTreeSet::len).sum();
-    let allowed = IN_CYCLES.iter().find(|(name, _)| *name == package.name);
-    let allowed = allowed.map_or(0, |(_, allowed)| *allowed);
-    let cycles = if found > allowed { all } else { of_siblings };
-    let mut broken: Vec<_> = cycles
-        .iter()
+    let Cycles { sets, edges } = cycles(&modules);
+    sets.iter()
         .map(|cycle| {
             let members: Vec<_> = cycle.iter().map(|path| path.join("::")).collect();
             let members = members.join(", ");
             let edges = described(&edges, cycle);
             format!("{}: modules in a cycle: {members}{edges}", package.name)
         })
-        .collect();
-    if found < allowed {
-        broken.push(format!(
-            "{}: {found} modules in cycles; write that number into xtask/src/tidy/cycles.rs",
-            package.name
-        ));
-    }
-    broken
+        .collect()
 }
 
 /// Sets of modules that import each other, directly or indirectly.
 struct Cycles {
-    /// Cycles of siblings by the modules that paths name, without their definitions.
-    of_siblings: Vec<BTreeSet<Path>>,
-    /// Cycles of siblings, parents and children.
-    all: Vec<BTreeSet<Path>>,
+    sets: Vec<BTreeSet<Path>>,
     edges: Edges,
 }
 
@@ -97,7 +64,7 @@ fn described(edges: &Edges, cycle: &BTreeSet<Path>) -> String {
 
 fn cycles(modules: &[Module<'_>]) -> Cycles {
     let scopes = scopes(modules);
-    let (mut siblings, mut all) = (Edges::new(), Edges::new());
+    let mut edges = Edges::new();
     for scope in scopes.values() {
         let from = &scope.module.path[..];
         let add = |edges: &mut Edges, to: &[String], by: &Named| {
@@ -112,20 +79,18 @@ fn cycles(modules: &[Module<'_>]) -> Cycles {
             };
             let target = &target.module.path[..];
             if !from.starts_with(target) && !target.starts_with(from) {
-                add(&mut siblings, target, path);
-                add(&mut all, target, path);
+                add(&mut edges, target, path);
             }
             if !scope.re_exports(path, &scopes)
                 && let Some(target) = definition(scope, path, &scopes, MAX_RE_EXPORTS)
             {
-                add(&mut all, target, path);
+                add(&mut edges, target, path);
             }
         }
     }
     Cycles {
-        of_siblings: strongly_connected(&siblings),
-        all: strongly_connected(&all),
-        edges: all,
+        sets: strongly_connected(&edges),
+        edges,
     }
 }
 

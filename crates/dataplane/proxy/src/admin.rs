@@ -1,4 +1,4 @@
-//! The admin, metrics and readiness servers, and that of flow events for the control plane.
+//! Admin, metrics and readiness servers, and the server of flow events for the control plane.
 
 use std::{
     io,
@@ -36,7 +36,7 @@ use crate::{
 /// Retry interval for a port that the old proxy still holds.
 const PORT_RETRY: Duration = Duration::from_millis(50);
 
-/// Connections of the control plane at once: of each replica some for each reader that it serves.
+/// Maximum concurrent connections of the control plane: each replica opens some for each reader that it serves.
 const FLOW_CONNECTIONS: usize = 32;
 
 /// Dump of a proxy's own workloads.
@@ -67,7 +67,7 @@ pub struct Admin {
     pub static_config: Value,
     /// Readers of flow events.
     pub flows: Arc<Flows>,
-    /// Access of the control plane to them; `None`: it has none.
+    /// Access of the control plane to flow events; `None` without access.
     pub flow_access: Option<FlowAccess>,
     /// Additional pages of the program, which take precedence.
     pub pages: Option<Pages>,
@@ -143,19 +143,19 @@ impl Admin {
 /// Ports of the admin servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Ports {
-    /// Admin, on the loopback address.
+    /// Port of the admin server, on the loopback address.
     pub admin: u16,
-    /// Metrics, on all.
+    /// Port of the metrics server, on all addresses.
     pub metrics: u16,
-    /// Readiness, on all.
+    /// Port of the readiness server, on all addresses.
     pub readiness: u16,
-    /// Whether "all" has IPv6 addresses, if the machine has.
+    /// Whether "all addresses" include IPv6, if the machine has it.
     pub ipv6: bool,
-    /// The ports may be the old proxy's for a while, when both have one network.
+    /// Whether to retry ports that the old proxy still holds, if both share a network.
     pub wait_for_them: bool,
 }
 
-/// Starts the servers, that of flow events only if somebody reads them through the control plane.
+/// Starts the servers; the server of flow events only if `flow_access` is set.
 ///
 /// # Errors
 /// When a port cannot be had.

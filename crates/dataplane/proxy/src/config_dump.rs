@@ -1,4 +1,4 @@
-//! `/config_dump`: the state as JSON, in the shape `istioctl ztunnel-config` reads.
+//! `/config_dump`: the state as JSON, in the format that `istioctl ztunnel-config` reads.
 //!
 //! The records are taken out of the table one by one while they are written, so that dumping a large
 //! mesh takes little memory and never holds a lock for long.

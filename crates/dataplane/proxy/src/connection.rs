@@ -1,5 +1,5 @@
-//! One connection's way through a proxy, once it is known what it is: it is [opened](Opening), relayed
-//! ([`Established`]) and, with its [`Report`], ended.
+//! Life of one connection in a proxy: it is [opened](Opening), relayed ([`Established`]), and its [`Report`] is written
+//! at its end.
 
 use std::{error::Error, pin::pin};
 
@@ -15,7 +15,7 @@ use crate::{
     report::Report,
 };
 
-/// Why a connection could not be opened.
+/// Error of opening a connection.
 pub trait Failure: Error + From<Cut> + 'static {
     /// Returns the low-cardinality reason for metrics.
     fn reason(&self) -> Reason;
@@ -37,7 +37,7 @@ pub struct Opening {
 }
 
 impl Opening {
-    /// Records that both ends are connected. `near` is the end whose bytes are reported as the application's.
+    /// Records that both ends are connected. `near` is the application's end, whose bytes are reported as sent.
     pub fn established(mut self, near: impl Into<End>, far: impl Into<End>) -> Established {
         self.report.opened();
         Established {
@@ -94,7 +94,7 @@ impl End {
         }
     }
 
-    /// Copies between this, the application's end, and `far` until both directions have ended.
+    /// Copies between the application's end (`self`) and `far` until both directions have ended.
     async fn relay(&mut self, far: &mut Self, report: &Report) -> Result<(), RelayError> {
         match (self.side(), far.side()) {
             (Side::Socket(near), Side::Socket(far)) => relay_plain(near, far, report).await,
@@ -113,7 +113,7 @@ impl End {
         }
     }
 
-    /// The connection broke, or is cut. Sockets are reset when they are dropped.
+    /// Resets the end of a broken or terminated connection. Sockets are reset when they are dropped.
     fn reset(&mut self) {
         if let Side::Tunnel(tunnel) = self.side() {
             tunnel.reset();
@@ -132,8 +132,8 @@ pub struct Established {
 }
 
 impl Established {
-    /// Relays until both directions have ended, it breaks, or it is cut. To be dropped then. Takes it
-    /// borrowed, as a copy of it in here would double the memory of a connection.
+    /// Relays until both directions have ended, the connection breaks, or it is terminated; the value must then be
+    /// dropped. Takes it borrowed, since a copy in the future would double the memory of a connection.
     pub async fn relay(&mut self) {
         let Self {
             near,

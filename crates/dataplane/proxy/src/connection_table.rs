@@ -1,8 +1,7 @@
-//! The open connections of one pod: what `/config_dump` shows, what a policy change re-checks, what
-//! a deadline cuts.
+//! Open connections of one pod, which `/config_dump` lists, a policy change re-checks, and a deadline terminates.
 //!
-//! A connection holds its [`Tracked`] for as long as it is open and waits on it for being cut, so a
-//! decision taken on any thread reaches the thread that owns the connection.
+//! A connection holds its [`Tracked`] while it is open and waits on it for its termination, so that a decision of any
+//! thread reaches the thread that owns the connection.
 
 use std::{
     collections::HashMap, future::poll_fn, net::SocketAddr, pin::Pin, sync::Arc, task::Poll,
@@ -14,19 +13,19 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::oneshot;
 
-/// Why a connection was ended by the proxy.
+/// Reason why the proxy terminated a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Cut {
-    /// A policy, or what policies select by, changed, and it may not go on.
+    /// A changed policy or pod record denies the connection.
     #[error("connection closed due to policy change")]
     Policy,
-    /// The pod's record names a policy that has not become known in time.
+    /// The pod's record names a policy that was not received in time.
     #[error("connection closed: a policy that the workload names is still not known")]
     MissingPolicy,
     /// A policy or binding requires the pod's waypoint, which the connection bypasses.
     #[error("connection closed: it does not come through the waypoint of the workload")]
     PassesByWaypoint,
-    /// The same, and the waypoint has a rule that could refuse what is in it.
+    /// The connection bypasses the pod's waypoint, and the waypoint has a rule that could reject its content.
     #[error(
         "connection closed: it does not come through the waypoint of the workload, and a layer 7 rule could concern it"
     )]
@@ -50,7 +49,7 @@ impl Cut {
 
 /// Direction of a connection from the pod's view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// Connection to the pod.
     Inbound,
     /// Connection from the pod.
@@ -60,11 +59,11 @@ pub enum Way {
 /// Path of a connection to the pod, which determines who authorizes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Course {
-    /// Directly: all of the pod's policies apply.
+    /// Direct connection, to which all of the pod's policies apply.
     #[default]
     Direct,
-    /// Through the pod's waypoint: what it delivers is another connection, to which the pod's policies apply.
-    /// PeerAuthentication alone is about this one.
+    /// Through the pod's waypoint, which delivers over another connection, to which the pod's policies apply. Only
+    /// PeerAuthentication applies to this one.
     ThroughWaypoint,
 }
 
@@ -84,7 +83,7 @@ pub struct Shown {
 
 #[derive(Debug)]
 struct Entry {
-    way: Way,
+    direction: Direction,
     shown: Shown,
     /// Attributes that policies match; inbound only.
     peer: Option<Peer>,
@@ -113,7 +112,7 @@ pub struct Tracked {
 /// The dump of one pod's connections.
 #[derive(Debug, Default, Serialize)]
 pub struct ConnectionDump {
-    inbound: Vec<Arrived>,
+    inbound: Vec<InboundEntry>,
     outbound: Vec<Shown>,
     /// Connections from before the capture, which the proxy does not carry.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -124,7 +123,7 @@ pub struct ConnectionDump {
 /// Inbound connection as shown in dumps.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Arrived {
+struct InboundEntry {
     #[serde(flatten)]
     shown: Shown,
     /// Verified identity of the caller; null without one.
@@ -135,15 +134,15 @@ impl Connections {
     /// Adds a connection to the pod to the table. Must be called before it is authorized, so that no change can fall
     /// between the two.
     pub fn inbound(&self, shown: Shown, peer: Peer) -> Tracked {
-        self.track(Way::Inbound, shown, Some(peer))
+        self.track(Direction::Inbound, shown, Some(peer))
     }
 
     /// Adds a connection from the pod to the table.
     pub fn outbound(&self, shown: Shown) -> Tracked {
-        self.track(Way::Outbound, shown, None)
+        self.track(Direction::Outbound, shown, None)
     }
 
-    fn track(&self, way: Way, shown: Shown, peer: Option<Peer>) -> Tracked {
+    fn track(&self, direction: Direction, shown: Shown, peer: Option<Peer>) -> Tracked {
         let (cut, receiver) = oneshot::channel();
         let mut inner = self.0.lock();
         let id = inner.next;
@@ -151,7 +150,7 @@ impl Connections {
         inner.entries.insert(
             id,
             Entry {
-                way,
+                direction,
                 shown,
                 peer,
                 course: Course::default(),
@@ -195,7 +194,7 @@ impl Connections {
         cut
     }
 
-    /// Cuts all. Returns how many.
+    /// Terminates all connections, and returns their number.
     pub fn cut_all(&self, why: Cut) -> usize {
         let all = std::mem::take(&mut self.0.lock().entries);
         let count = all.len();
@@ -206,7 +205,7 @@ impl Connections {
         count
     }
 
-    /// Closes a connection. Returns whether it was still open.
+    /// Terminates a connection. Returns whether it was still open.
     fn cut(&self, id: u64, why: Cut) -> bool {
         let entry = self.0.lock().entries.remove(&id);
         // One that is just ending by itself does not listen any more.
@@ -219,12 +218,12 @@ impl Connections {
         for entry in self.0.lock().entries.values() {
             let shown = entry.shown.clone();
             let source = entry.peer.as_ref().and_then(|peer| peer.source.as_ref());
-            match entry.way {
-                Way::Inbound => dump.inbound.push(Arrived {
+            match entry.direction {
+                Direction::Inbound => dump.inbound.push(InboundEntry {
                     shown,
                     src_identity: source.map(ToString::to_string),
                 }),
-                Way::Outbound => dump.outbound.push(shown),
+                Direction::Outbound => dump.outbound.push(shown),
             }
         }
         dump.inbound.sort_by_key(|arrived| arrived.shown.src);
@@ -234,8 +233,8 @@ impl Connections {
 }
 
 impl Tracked {
-    /// Runs `work` unless the connection is cut first. Takes it pinned, as a copy of it in here would
-    /// double the memory of a connection.
+    /// Runs `work` unless the connection is terminated first. Takes it pinned, since a copy in the future would double
+    /// the memory of a connection.
     ///
     /// # Errors
     /// The reason it was cut.
@@ -261,7 +260,7 @@ impl Tracked {
     }
 }
 
-/// Shows more of a connection on the list.
+/// Handle to the entry of a connection in the table.
 #[derive(Clone, Debug)]
 pub struct Handle {
     list: Connections,
@@ -315,7 +314,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_recheck_cuts_just_what_is_not_allowed_any_more() {
+    async fn recheck_terminates_only_denied_connections() {
         let list = Connections::default();
         let mut allowed = list.inbound(shown(1), peer(80));
         let mut denied = list.inbound(shown(2), peer(81));
@@ -331,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dump_tells_what_callers_have_proved() {
+    fn dumps_have_the_proved_identities_of_callers() {
         let list = Connections::default();
         let identity = "spiffe://cluster.local/ns/shop/sa/front";
         let proved = Peer {

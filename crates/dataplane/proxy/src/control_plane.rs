@@ -1,4 +1,4 @@
-//! Following the control plane: the xDS client, and what its answers do to the state.
+//! Subscription to the control plane: the xDS client, which applies updates to the state.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use crate::{
 pub struct Upstream {
     /// `https://host:port`; `None` turns the client off.
     pub address: Option<String>,
-    /// A path, PEM text or `SYSTEM`.
+    /// Root certificates: a path, PEM text or `SYSTEM`.
     pub root: String,
     /// Alternative name of the server's certificate.
     pub alternative_name: Option<String>,
@@ -51,13 +51,13 @@ pub(crate) fn token(setting: Option<&str>) -> Option<TokenSource> {
 pub struct XdsSettings {
     /// The control plane.
     pub upstream: Upstream,
-    /// A path or the token itself.
+    /// Path of the token, or the token itself.
     pub auth_token: Option<String>,
     /// Cluster that issued the token.
     pub cluster_id: ArcStr,
     /// Node metadata of this proxy.
     pub node: NodeInfo,
-    /// Addresses are requested on demand.
+    /// Whether addresses are requested on demand.
     pub on_demand: bool,
 }
 
@@ -139,7 +139,7 @@ pub fn termination(ending: Ending) -> XdsTermination {
     }
 }
 
-/// Starts following, from what is cached. Headers and TLS parameters are the environment's.
+/// Restores the cached state and starts the subscription. Headers and TLS parameters come from the environment.
 ///
 /// # Errors
 /// When the settings, or the cache, cannot be used.

@@ -1,11 +1,11 @@
-//! Making connections for one instance: plain ones, HBONE tunnels, and tunnels inside tunnels.
+//! Outbound connections of one instance: plain ones, HBONE tunnels, and tunnels inside tunnels.
 
+mod error;
 mod inner;
 mod replicas;
 mod waits;
 
 use std::{
-    io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
@@ -13,21 +13,22 @@ use std::{
 
 use ambit_certificates::Certificates;
 use ambit_codec::{Forwarded, TraceParent};
-use ambit_hbone::{DialError, Pool, PoolKey, Settings, Tunnel, TunnelError, pool::Reserved, tls};
+use ambit_hbone::{DialError, Pool, PoolKey, Settings, Tunnel, pool::Reserved, tls};
 use ambit_model::{ArcStr, Identity, Reason};
 use ambit_route::HboneRoute;
 use ambit_sys::{
     netns::Netns,
-    socket::{self, OutboundSpec, SocketError, Tuning},
+    socket::{self, OutboundSpec, Tuning},
 };
 use ambit_tls::{Peer, WorkloadCert};
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, uri::InvalidUri};
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use rand::Rng;
 use tokio::{net::TcpStream, time::timeout};
 
 use crate::{local::Local, state::SharedState, workers};
 
-pub use inner::{Inner, InnerError};
+pub use error::{ConnectError, InnerError, PlainError};
+pub use inner::Inner;
 pub use waits::{Wait, Waits};
 
 /// Timeout of connecting.
@@ -36,101 +37,6 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Header with a peer's workload metadata.
 pub const BAGGAGE: HeaderName = HeaderName::from_static("baggage");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-
-/// The far end could not be connected to.
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
-    /// The authority is no part of a request.
-    #[error("the authority {authority:?} cannot be sent")]
-    Authority {
-        /// Authority of the CONNECT request.
-        authority: String,
-        /// Cause of the error.
-        #[source]
-        source: InvalidUri,
-    },
-    /// The tunnel could not be opened.
-    #[error(transparent)]
-    Tunnel(#[from] TunnelError),
-    /// Failure to open the inner tunnel.
-    #[error(transparent)]
-    Inner(#[from] InnerError),
-    /// The control plane removed the destination while it was being connected to.
-    #[error("{workload} was removed from the mesh before {addr} accepted the connection")]
-    Departed {
-        /// The workload's uid.
-        workload: ArcStr,
-        /// Address of the gateway.
-        addr: SocketAddr,
-    },
-    /// Failure to open a tunnel to a waypoint.
-    #[error("cannot connect through the waypoint {waypoint}")]
-    Waypoint {
-        /// Name of the waypoint.
-        waypoint: ArcStr,
-        /// Cause of the error.
-        #[source]
-        source: Box<Self>,
-    },
-    /// Failure to open a plain connection.
-    #[error("connection failed: {addr}")]
-    Plain {
-        /// Address of the peer.
-        addr: SocketAddr,
-        /// Cause of the error.
-        #[source]
-        source: PlainError,
-    },
-}
-
-/// Error of opening a plain connection.
-#[derive(Debug, thiserror::Error)]
-pub enum PlainError {
-    /// The socket could not be created.
-    #[error(transparent)]
-    Socket(#[from] SocketError),
-    /// Refused, or not reachable.
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    /// Timeout of the connection.
-    #[error("no answer within {0:?}")]
-    Timeout(Duration),
-}
-
-impl ConnectError {
-    /// The status with which the peer refused the tunnel, if it did.
-    pub fn status(&self) -> Option<StatusCode> {
-        match self {
-            Self::Tunnel(TunnelError::Status(status) | TunnelError::Denied { status, .. }) => {
-                Some(*status)
-            }
-            Self::Waypoint { source, .. } => source.status(),
-            _ => None,
-        }
-    }
-
-    /// Whether the condition may end within seconds: no pod of a waypoint was reachable, or serves yet.
-    pub fn is_passing(&self) -> bool {
-        match self {
-            Self::Waypoint { source, .. } => match &**source {
-                Self::Tunnel(error) => error.is_passing(),
-                Self::Departed { .. } => true,
-                _ => false,
-            },
-            _ => false,
-        }
-    }
-
-    /// Returns the low-cardinality reason for metrics.
-    pub fn reason(&self) -> Reason {
-        match self {
-            Self::Tunnel(error) => error.reason(),
-            Self::Inner(error) => error.reason(),
-            Self::Waypoint { source, .. } => source.reason(),
-            Self::Authority { .. } | Self::Plain { .. } | Self::Departed { .. } => Reason::Connect,
-        }
-    }
-}
 
 /// Opens outbound connections of one instance.
 #[derive(Clone, Debug)]
@@ -147,9 +53,9 @@ pub struct Dialer {
     pub tuning: Tuning,
     /// HTTP/2 settings of tunnels.
     pub http2: Arc<Settings>,
-    /// The node and network of this process, by which [`Self::is_near`] decides.
+    /// Node of this process, by which [`Self::is_near`] decides.
     pub node: ArcStr,
-    /// Network of the proxy: see [`Self::node`].
+    /// Network of this process, by which [`Self::is_near`] decides.
     pub network: ArcStr,
     /// State of the mesh.
     pub state: SharedState,
@@ -158,16 +64,15 @@ pub struct Dialer {
 }
 
 impl Dialer {
-    /// Whether an address is known to be a pod's of this node. Where the mesh's table takes everything for
-    /// local, because no node is named, nothing is.
+    /// Whether an address is known to be a pod's on this node; false without a configured node.
     pub fn is_near(&self, ip: IpAddr) -> bool {
         let table = self.state.table();
         let workload = table.workload_by_ip(&self.network, ip);
         workload.is_some_and(|workload| *workload.node() == self.node) && !self.node.is_empty()
     }
 
-    /// Specification of sockets for the proxy's own connections to `destination`. On this node, their other end is
-    /// handed to the worker that opens them.
+    /// Socket options of the proxy's own connections to `destination`. On this node, their other end is accepted by the
+    /// worker that opens them.
     fn tunnel_spec(&self, destination: IpAddr) -> OutboundSpec {
         let near = self.is_near(destination);
         OutboundSpec {
@@ -209,7 +114,7 @@ impl Dialer {
         }
     }
 
-    /// A tunnel along `route`, on the worker's pool, for a connection of `source_ip`.
+    /// Opens a tunnel for `route` in the worker's pool, for a connection of `source_ip`.
     ///
     /// # Errors
     /// When no connection to the peer can be had, or it refuses the tunnel.
@@ -224,7 +129,7 @@ impl Dialer {
             .await
     }
 
-    /// [`Self::tunnel`], where a new connection has the limits that `reserve` returns.
+    /// [`Self::tunnel`], with limits of new connections from `reserve`.
     ///
     /// # Errors
     /// When there is no connection to the endpoint, or the peer refuses the tunnel.
@@ -289,7 +194,7 @@ impl Dialer {
         Ok(stream)
     }
 
-    /// Credentials of a TLS client: the own certificate, and the configuration that accepts just the peers expected.
+    /// Returns the own certificate, and the TLS client configuration that accepts only the expected peers.
     async fn credentials(
         &self,
         expected: &[Identity],

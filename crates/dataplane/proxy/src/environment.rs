@@ -1,4 +1,4 @@
-//! What all proxies read from the environment: Istio's node proxy contract, and our own variables that start with
+//! Environment variables of all proxies: Istio's node proxy contract, and Ambit's own variables that start with
 //! `AMBIT_`. Every error names its variable.
 
 use std::{path::PathBuf, time::Duration};
@@ -33,7 +33,7 @@ pub enum SettingError {
     },
 }
 
-/// The first variable that is set and not empty, or `default`.
+/// Returns the first variable that is set and not empty, or `default`.
 pub fn first(env: &Env, names: &[&str], default: &str) -> ArcStr {
     names
         .iter()
@@ -42,8 +42,8 @@ pub fn first(env: &Env, names: &[&str], default: &str) -> ArcStr {
         .into()
 }
 
-/// Address of the control plane's service `CA` or `XDS` (the variables' prefix); `discovery_address` is that of the
-/// mesh configuration.
+/// Reads the address of the control plane's service `CA` or `XDS` (the variables' prefix); `discovery_address` is that
+/// of the mesh configuration.
 ///
 /// # Errors
 /// When the address is one of plain HTTP.

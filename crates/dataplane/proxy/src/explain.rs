@@ -1,5 +1,5 @@
-//! Predictions of what becomes of connections and requests, for the admin server: the data path's own functions decide,
-//! on the state of now, and nothing is sent or counted.
+//! Predictions for connections and requests, for the admin server: the data path's own functions decide from the
+//! current state, and nothing is sent or counted.
 
 use std::pin::Pin;
 
@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 /// Handler of `POST /explain` with this body.
 pub type Explain = Box<dyn Fn(Bytes) -> Answering + Send + Sync>;
 
-/// Response of [`Explain`] to be.
+/// Future of the response of [`Explain`].
 pub type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
 
 /// Reads a query.
@@ -33,7 +33,7 @@ pub fn answer(explanation: &Explanation) -> Response {
     json_pretty(200, explanation)
 }
 
-/// Next place of a connection that takes a route; `None` while the route lacks the address of a name.
+/// Returns the next hop of a route; `None` while the route has an unresolved host name.
 pub fn hop(route: &Route, sender: Peer) -> Option<Hop> {
     match route {
         Route::Passthrough { dst, .. } => Some(Hop {
@@ -91,7 +91,7 @@ pub fn full_name(workload: &WorkloadRef) -> String {
     format!("{}/{}", workload.namespace(), workload.name())
 }
 
-/// The waypoint of a service in words, if the service has one.
+/// Describes the waypoint of a service, if it has one.
 pub fn waypoint_of(service: &Service) -> Option<String> {
     let name = |waypoint: &GatewayAddress| waypoint.destination.to_string();
     if service.weighted_waypoints.is_empty() {

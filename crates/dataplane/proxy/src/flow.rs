@@ -1,4 +1,4 @@
-//! Flow events of connections, from what their access log and their metrics know.
+//! Flow events of connections, from the data of access log and metrics.
 
 use std::{
     net::SocketAddr,
@@ -29,7 +29,7 @@ pub fn event(event: Event, reporter: Reporter) -> Flow {
     }
 }
 
-/// The proxy as a reporter; `side` is the connection's side that a node proxy is on.
+/// Returns the proxy as the reporter; `side` is the node proxy's side of the connection.
 pub fn reporter(origin: &Origin, side: ReporterKind) -> Reporter {
     Reporter {
         kind: match origin.is_waypoint {
@@ -47,7 +47,7 @@ pub fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
-/// A text of a peer, cut to what an event may hold; three dots end one that was cut.
+/// Truncates a peer's text to [`MAX_TEXT`]; truncated texts end with three dots.
 pub fn cut(text: &str) -> String {
     match text.get(..text.floor_char_boundary(MAX_TEXT)) {
         Some(begin) if begin.len() < text.len() => format!("{begin}..."),
@@ -55,8 +55,8 @@ pub fn cut(text: &str) -> String {
     }
 }
 
-/// Name of a waypoint, `namespace/name`, of the name that records have for it: `namespace/name.namespace.svc…`, or an
-/// address, which stays as it is.
+/// Returns the name of a waypoint, `namespace/name`, for its name in records: `namespace/name.namespace.svc…`, or an
+/// address, which is unchanged.
 pub(crate) fn short_waypoint(name: &str) -> String {
     let is_address = |host: &str| host.parse::<std::net::IpAddr>().is_ok();
     match name.split_once('/') {
@@ -68,7 +68,7 @@ pub(crate) fn short_waypoint(name: &str) -> String {
     }
 }
 
-/// Parts of an event that a connection's report has besides access log and labels.
+/// Data of a connection's report for flow events, besides access log and labels.
 pub(crate) struct Connection<'a> {
     pub(crate) number: u64,
     pub(crate) waypoint: Option<String>,
@@ -140,8 +140,8 @@ pub(crate) fn of_connection(
     }
 }
 
-/// Logs and reports a connection that was refused, or failed, before anything was known of it but its addresses.
-/// `pod` is the workload on this side of it, if there is one.
+/// Logs and reports a connection that was refused or failed when only its addresses were known. `pod` is the workload
+/// on this side, if any.
 pub fn denied(
     metrics: &Metrics,
     pod: Option<&Local>,
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_of_peers_are_cut_between_characters() {
+    fn texts_of_peers_are_truncated_between_characters() {
         let long = "ä".repeat(MAX_TEXT);
         assert_eq!(cut(&long).len(), MAX_TEXT + 3);
         let odd = format!("a{long}");

@@ -1,5 +1,5 @@
-//! The port where the control plane reads flow events for users whom it has authorized: `GET /flows` over mutual TLS,
-//! under the proxy's own identity. Every other client is refused in the handshake or right after it.
+//! Port on which the control plane reads flow events for authorized users: `GET /flows` over mutual TLS, under the
+//! proxy's own identity. Every other client is refused in the handshake or right after it.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::flow_stream;
 
-/// Limits of handshakes. One lasts longer while the proxy's own certificate is fetched.
+/// Limits of handshakes. A handshake takes longer while the proxy's own certificate is fetched.
 const LIMITS: HandshakeLimits = HandshakeLimits {
     slots: SlotLimits {
         total: 32,
@@ -80,9 +80,9 @@ pub(crate) fn start(
     .into()
 }
 
-/// Why a connection is refused.
+/// Reason of a refused connection.
 #[derive(Debug, thiserror::Error)]
-enum Refused {
+enum Refusal {
     #[error("there is no certificate for the proxy's own identity")]
     Certificate(#[source] ambit_certificates::CertError),
     #[error("the certificate cannot be used")]
@@ -100,19 +100,19 @@ struct Gatekeeper {
 }
 
 impl Gatekeeper {
-    async fn admit(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, Refused> {
+    async fn admit(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, Refusal> {
         let own = self.certificates.get(&self.access.own).await;
-        let own = own.map_err(Refused::Certificate)?;
-        let config = own.server_config().map_err(Refused::Config)?;
+        let own = own.map_err(Refusal::Certificate)?;
+        let config = own.server_config().map_err(Refusal::Config)?;
         let mut config = ServerConfig::clone(&config);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         let accept = TlsAcceptor::from(Arc::new(config)).accept(stream);
-        let stream = accept.await.map_err(Refused::Handshake)?;
+        let stream = accept.await.map_err(Refusal::Handshake)?;
         let chain = stream.get_ref().1.peer_certificates();
         let peer = ambit_tls::peer_identity(chain.unwrap_or_default());
         match peer.as_ref() == Some(&self.access.reader) {
             true => Ok(stream),
-            false => Err(Refused::Stranger(peer)),
+            false => Err(Refusal::Stranger(peer)),
         }
     }
 }

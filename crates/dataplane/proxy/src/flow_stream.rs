@@ -8,7 +8,7 @@ use ambit_telemetry::{FlowReader, Flows, ReaderKind};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use tokio::{sync::mpsc, time::timeout};
 
-/// An empty line is written when nothing has happened for this long, so that a reader that is gone is noticed.
+/// Interval of empty lines without events, by which a disconnected reader is noticed.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// Timeout for a reader to accept a chunk.
 const SEND_TIMEOUT: Duration = Duration::from_secs(20);

@@ -1,4 +1,4 @@
-//! The identities that a proxy needs certificates for, and where those come from.
+//! Identities that a proxy needs certificates for, and the source of the certificates.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -53,8 +53,8 @@ pub struct CertificateSettings {
     pub trust_domains_path: Option<PathBuf>,
 }
 
-/// Starts fetching certificates: from `cache` first, unless a SPIFFE agent on the same node has them. Headers and TLS
-/// parameters are the environment's.
+/// Starts fetching certificates: from `cache` first, unless a SPIFFE agent on the same node issues them. Headers and
+/// TLS parameters come from the environment.
 ///
 /// # Errors
 /// When the settings cannot be used.

@@ -1,8 +1,8 @@
-//! How much may be being set up for a pod's peers at once: handshakes, and connections to the application.
+//! Limits of connections in setup for a pod's peers: handshakes, and connections to the application.
 //!
-//! What is established costs its peer as much as us; what is being set up costs only us, for up to as many
-//! seconds as an application takes that does not answer. So each source, and all together, have a limit.
-//! It is high: a peer that stays below some hundred at once, which take milliseconds, never meets it.
+//! An established connection costs the peer as much as the proxy; a connection in setup costs only the proxy, for up to
+//! as many seconds as an unresponsive application takes. So each source, and all together, have a limit. It is high: a
+//! peer with fewer than some hundred concurrent setups, which take milliseconds, never reaches it.
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
@@ -28,7 +28,7 @@ impl Default for SetupLimits {
     }
 }
 
-/// Which limit was reached.
+/// Limit that was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Full {
     /// Limit of [`SetupLimits::source`] reached.
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_source_cannot_take_the_slots_of_others() {
+    fn one_source_cannot_exhaust_the_slots() {
         let ip = |last| IpAddr::from([10, 0, 0, last]);
         let in_flight = InFlight::new(SetupLimits { source: 2, pod: 3 });
         let first = in_flight.begin(ip(1)).unwrap();

@@ -1,15 +1,15 @@
 //! Code that node proxies and waypoints share.
 //!
 //! - Threads and sockets: [`workers`] carry connections, [`listeners`] accept them, [`tunnel_server`] serves
-//!   those that bring tunnels.
+//!   tunnels.
 //! - One connection, from its opening to its report: [`connection`], [`dial`], [`report`].
 //! - All connections of one instance: [`connection_table`], [`recheck`] when policies change, [`in_flight`]
-//!   limits of set-up, and how it ends ([`lifecycle`]).
-//! - What is known of the mesh: [`state`], followed by [`control_plane`] or [`local_xds`]; the instance's own
-//!   record ([`local`]), the certificates of local [`identities`], and what the next process starts with ([`warm_start`]).
+//!   limits of set-up, and the end of the instance ([`lifecycle`]).
+//! - State of the mesh: [`state`], updated by [`control_plane`] or [`local_xds`]; the instance's own record ([`local`]),
+//!   the certificates of local [`identities`], and the cache for the next process ([`warm_start`]).
 //! - Settings that all proxies read: [`environment`].
-//! - For people: [`admin`], [`config_dump`], [`explain`], [`policy_metrics`], events of connections ([`flow`]), served to the
-//!   control plane ([`flow_listener`]).
+//! - For operators: [`admin`], [`config_dump`], [`explain`], [`policy_metrics`], events of connections ([`flow`]), served
+//!   to the control plane ([`flow_listener`]).
 //!
 //! Knows nothing of pods, redirection or enrolment.
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! How a proxy instance ends: it takes nothing new, its connections finish, and what is left is cut.
+//! End of a proxy instance: it accepts no connections, the open ones drain, and remaining ones are terminated.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::connection_table::{Connections, Cut};
 /// "Until they end": the drain needs a date, and a century is never.
 const NEVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// One instance's open connections and its end.
+/// Open connections of one instance, and its end.
 #[derive(Debug)]
 pub struct Lifecycle {
     connections: Connections,
@@ -35,7 +35,7 @@ impl Lifecycle {
         &self.connections
     }
 
-    /// Follows the end of the instance.
+    /// Returns a watcher of the instance's drain.
     pub fn drain_watcher(&self) -> DrainWatcher {
         self.drain.watcher()
     }
@@ -60,7 +60,7 @@ impl Lifecycle {
         self.connections.cut_all(Cut::Drain);
     }
 
-    /// Cuts everything now.
+    /// Terminates all connections immediately.
     pub fn stop_now(&self) {
         self.drain.start(DrainMode::Immediate);
         self.connections.cut_all(Cut::Drain);

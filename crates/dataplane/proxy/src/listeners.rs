@@ -1,4 +1,4 @@
-//! The listeners of one instance on one worker, and the task that accepts from all of them.
+//! Listeners of one instance on one worker, and the task that accepts from all of them.
 
 use std::{
     future::poll_fn,
@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 /// Pause after a failed accept, usually for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
-/// A connection just accepted.
+/// Accepted connection with its client.
 #[derive(Debug)]
 pub struct Accepted {
     /// The accepted connection.

@@ -20,8 +20,8 @@ pub struct Local {
     pub party: Arc<Party>,
     /// Baggage header of the workload's tunnels.
     pub baggage: Option<HeaderValue>,
-    /// Whether the record is the control plane's, with the policies that select the pod, or made
-    /// from the enrolment alone.
+    /// Whether the control plane published the record with the policies that select the pod; if not, it is derived from
+    /// the enrolment.
     pub is_known: bool,
 }
 
@@ -77,7 +77,7 @@ impl LocalWorkload {
         &self.state
     }
 
-    /// Changes of the record, and of the policies that apply to it, from when this was made.
+    /// Watches changes of the record, and of the policies that apply to it, since this value was created.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.cache.lock().changes.clone()
     }
@@ -95,8 +95,8 @@ impl LocalWorkload {
         addresses.iter().any(|own| own.to_canonical() == ip)
     }
 
-    /// The workload as known now: the control plane's record, or one made from the enrolment, with
-    /// `peer_ip` (the address the pod itself connects from) if the enrolment named none.
+    /// Returns the current workload: the control plane's record, or one derived from the enrolment, with `peer_ip` (the
+    /// address the pod itself connects from) if the enrolment named none.
     pub fn now(&self, peer_ip: Option<IpAddr>) -> Arc<Local> {
         let mut cache = self.cache.lock();
         if cache.changes.has_changed().unwrap_or(false) {
@@ -125,8 +125,8 @@ impl LocalWorkload {
         local
     }
 
-    /// The control plane's record, waiting for it at most [`LOCAL_WORKLOAD_DEADLINE`]: connections to
-    /// the workload are not decided without it.
+    /// Returns the control plane's record, waiting for it at most [`LOCAL_WORKLOAD_DEADLINE`]: without it, no
+    /// connection to the workload is authorized.
     pub async fn known(&self) -> Option<Arc<Local>> {
         let local = self.now(None);
         if local.is_known {

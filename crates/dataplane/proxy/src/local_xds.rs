@@ -1,4 +1,4 @@
-//! `LOCAL_XDS_PATH` and `LOCAL_XDS`: workloads, services and policies from a file or a variable.
+//! Workloads, services and policies from a file or a variable (`LOCAL_XDS_PATH`, `LOCAL_XDS`).
 //!
 //! Istio's node proxy format; unknown fields are refused with their place, but for policies: one that is not understood
 //! in full is taken as from the control plane, see [`NotUnderstoodPolicies`]. A file is followed: each change is
@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::state::{NotUnderstoodPolicies, SharedState, Update};
 
 /// Interval at which a watched file is checked.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Content of a local file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -110,7 +110,7 @@ fn substitute(key: PolicyKey, scope: Scope, dry_run: bool, why: ArcStr) -> Autho
     Authorization::substitute(key, scope, dry_run, why)
 }
 
-/// Why a file cannot be used.
+/// Error of reading a file.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalMeshError {
     /// The file cannot be read.
@@ -180,7 +180,7 @@ pub fn read(path: &Path) -> Result<LocalMesh, LocalMeshError> {
 }
 
 impl LocalMesh {
-    /// Puts everything into the state.
+    /// Applies all records to the state.
     pub fn apply_to(&self, state: &SharedState) {
         self.replace(&Self::default(), state);
         state.mark_addresses_known();
@@ -242,7 +242,7 @@ impl LocalMesh {
 /// Follows a file until the task is dropped. `current` is what was applied from it at the start.
 pub async fn follow(path: PathBuf, mut current: LocalMesh, state: SharedState) {
     let mut seen = stamp(&path);
-    let mut look = tokio::time::interval(LOOK_EVERY);
+    let mut look = tokio::time::interval(CHECK_INTERVAL);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         look.tick().await;
@@ -409,7 +409,7 @@ policies:
         tokio::task::yield_now().await;
 
         fs::write(&path, "workloads: [{uid: a, colour: red}]").unwrap();
-        tokio::time::advance(LOOK_EVERY * 2).await;
+        tokio::time::advance(CHECK_INTERVAL * 2).await;
         tokio::task::yield_now().await;
         assert!(state.table().workload("a").is_some());
 

@@ -1,4 +1,4 @@
-//! What metrics say of the policies.
+//! Metrics of the policies.
 
 use std::fmt;
 

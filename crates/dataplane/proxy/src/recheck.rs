@@ -1,6 +1,6 @@
-//! What a change of policies, or of the pod's record, does to the connections that are open.
+//! Re-check of open connections after a change of policies or of the pod's record.
 //!
-//! What is denied now is cut at once. Two things have a grace, for connections that are open; new ones have none:
+//! Denied connections are terminated at once. In two cases open connections have a grace period; new ones have none:
 //!
 //! - An unknown policy that the pod's record names: the record and the policy come as two messages, in either order,
 //!   and connections that were allowed must not end for the moment between them.
@@ -25,7 +25,7 @@ use crate::{
 /// Grace period of connections that bypass a new waypoint with unknown rules.
 const UNKNOWN_RULES_GRACE: Duration = Duration::from_secs(30);
 
-/// Re-checks the connections to one instance at every change that concerns them.
+/// Re-checks the connections to one instance at every relevant change.
 #[derive(Debug)]
 pub struct Recheck {
     changes: watch::Receiver<u64>,
@@ -87,7 +87,7 @@ pub enum Objection {
     Bypass(Bypass),
 }
 
-/// Why a connection to `workload` could not be opened as it was, if so.
+/// Returns the reason why a connection to `workload` could not be opened again, if any.
 pub fn objection(
     state: &SharedState,
     workload: &Workload,
@@ -117,7 +117,8 @@ pub struct Graces {
 }
 
 impl Graces {
-    /// Connections that wait for a policy may go on for `missing_policy`; for `waypoint`, see [`WaypointGrace::new`].
+    /// Creates the grace periods: `missing_policy` is that of connections that wait for a policy; for `waypoint`, see
+    /// [`WaypointGrace::new`].
     pub fn new(missing_policy: Duration, waypoint: Option<Duration>) -> Self {
         Self {
             missing_policy: Grace::new(missing_policy),
@@ -137,7 +138,7 @@ impl Graces {
         self.waypoint.grace.until = None;
     }
 
-    /// Decides all anew and cuts those that may not go on. Returns how many.
+    /// Authorizes all connections again and terminates those that may not continue. Returns their number.
     pub fn recheck(
         &mut self,
         connections: &Connections,
@@ -166,7 +167,8 @@ pub struct WaypointGrace {
 }
 
 impl WaypointGrace {
-    /// `limit` is that of all connections. Without one, those that no rule could concern go on until they end.
+    /// Creates the grace period; `limit` applies to all connections. Without one, connections that no rule could
+    /// concern continue until they end.
     pub fn new(limit: Option<Duration>) -> Self {
         Self {
             grace: Grace::new(limit.unwrap_or(UNKNOWN_RULES_GRACE)),
@@ -240,7 +242,7 @@ impl Grace {
     }
 }
 
-/// One look at all connections. When it ends, so does the grace, unless it has spared one.
+/// Check of all connections. The grace period ends with the check, unless a connection was spared.
 #[derive(Debug)]
 pub struct Look<'a> {
     grace: &'a mut Grace,
@@ -250,7 +252,7 @@ pub struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// Whether a connection with this reason to end may go on for now.
+    /// Whether a connection with this reason to end may continue for now.
     pub fn spares(&mut self) -> bool {
         self.waits |= self.in_time;
         self.in_time
@@ -326,7 +328,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_becomes_known_in_time_ends_the_waiting() {
+    async fn policies_received_in_time_end_the_grace_period() {
         let list = Connections::default();
         let _open = open(&list, 1);
         let mut graces = graces();
@@ -389,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_and_the_setting_decide_how_long_a_bypass_goes_on() {
+    fn grace_of_bypasses_depends_on_rules_and_setting() {
         let limit = GRACE * 3;
         for (bypass, unset, set) in [
             (Bypass::Unknown, Some(UNKNOWN_RULES_GRACE), Some(limit)),

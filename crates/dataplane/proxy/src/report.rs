@@ -1,4 +1,4 @@
-//! What is reported of one connection: its line in the access log, its counts in the metrics.
+//! Report of one connection: access log line, metrics and flow events.
 
 use std::{
     error::Error,
@@ -117,14 +117,13 @@ impl Report {
         self.labels.service = Some(ServiceName::from(service));
     }
 
-    /// The workload at the other end of a connection from the pod.
+    /// Sets the workload at the other end of a connection from the pod.
     pub fn destination(&mut self, workload: &Workload) {
         fill_destination(&mut self.log, workload);
         self.labels.destination = Some(Arc::new(Party::destination(workload)));
     }
 
-    /// The workload at the other end of a connection to the pod. Its identity is shown only when
-    /// mTLS proved it.
+    /// Sets the workload at the other end of a connection to the pod. Its identity is reported only if mTLS proved it.
     pub fn source(&mut self, workload: &Workload, proven: Option<&Identity>) {
         fill_source(&mut self.log, workload);
         self.labels.source = Some(Arc::new(Party::new(workload, proven.cloned())));
@@ -148,8 +147,8 @@ impl Report {
         self.waypoint = Some(name.clone());
     }
 
-    /// The connection is forwarded to the waypoint of the pod `workload`, which will deliver it here: then it is counted
-    /// as a connection to the pod, and not now.
+    /// Records that the connection is forwarded to the waypoint of the pod `workload`. The waypoint's own connection to
+    /// the pod is counted instead of this one.
     pub fn forwarded_to_waypoint(&mut self, workload: &Workload) {
         self.is_forwarded = true;
         self.metrics.forwarded_to_waypoint();
@@ -248,7 +247,7 @@ impl Meter for Report {
     }
 }
 
-/// An error with all its causes, those that only repeat the outer one left out.
+/// Formats an error with its causes, without those that repeat the outer one.
 pub fn chain(error: &(dyn Error + 'static)) -> String {
     ambit_rt::ErrorChain(error).to_string()
 }

@@ -1,4 +1,4 @@
-//! Resolving the workloads that have a host name instead of addresses.
+//! Resolution of workloads with a host name instead of addresses.
 
 use std::net::IpAddr;
 
@@ -6,7 +6,7 @@ use ambit_model::ArcStr;
 use ambit_route::PendingRoute;
 use rand::seq::IndexedRandom;
 
-/// A host name without a usable address.
+/// Error of resolving a host name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResolveError {
     /// The resolver found nothing, or failed.
@@ -22,7 +22,7 @@ pub enum ResolveError {
     Unresolved(ArcStr),
 }
 
-/// One address of the route's host: of the family that was dialled if there is one, chosen at random.
+/// Resolves the route's host to a random address, preferably of the dialed family.
 ///
 /// # Errors
 /// When there is none that can be used.

@@ -1,4 +1,4 @@
-//! What the proxy knows of the mesh, shared by the control plane's client and the data path.
+//! Mesh state of the proxy, shared by the control plane's client and the data path.
 //!
 //! One table and one set of policies behind read-write locks. Writers hold a lock for a small batch of records at a
 //! time, so a reader on a worker thread waits microseconds even while a very large push comes in, and nothing is stored
@@ -22,6 +22,7 @@ use std::{
 };
 
 use ambit_authz::{Affects, Connection, Decision, Explanation, MissingPolicies, PolicySet};
+use ambit_hbone::Pool;
 use ambit_model::{ArcStr, Identity, PodName, PolicyKey, Protocol, Workload, canonical_ip};
 use ambit_route::{Bypass, MeshTable, Route, RouteError, TableConfig, WorkloadChange};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
@@ -31,12 +32,14 @@ use tokio::{
 };
 
 pub use ambit_xds::{AddressDemand, NotUnderstoodPolicies, Update};
-use departures::{Departed, Departures};
+use departures::{DepartedWorkloads, Departures};
 pub use follow::{IdentityEvent, follow_identities};
-pub use on_demand::DEMANDS_WAITING;
 
 /// Maximum time for which a connection waits until the control plane publishes its pod.
 pub const LOCAL_WORKLOAD_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Maximum number of demands that wait to be sent to the control plane.
+pub const MAX_WAITING_DEMANDS: usize = 100;
 
 /// Configuration of the proxy from its environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,9 +104,10 @@ impl SharedState {
         Self::build(config, None)
     }
 
-    /// An on-demand state: unknown destinations go to the receiver, which the client of the control plane serves.
+    /// Creates an on-demand state: demands for unknown destinations go to the receiver, which the client of the control
+    /// plane serves.
     pub fn on_demand(config: StateConfig) -> (Self, mpsc::Receiver<AddressDemand>) {
-        let (sender, receiver) = mpsc::channel(DEMANDS_WAITING);
+        let (sender, receiver) = mpsc::channel(MAX_WAITING_DEMANDS);
         (Self::build(config, Some(sender)), receiver)
     }
 
@@ -159,7 +163,7 @@ impl SharedState {
 
     fn apply_addresses(&self, updates: Vec<Update>) {
         let mut local = Vec::new();
-        let mut departed = Departed::default();
+        let mut departed = DepartedWorkloads::default();
         {
             let mut table = self.0.table.write();
             for update in updates {
@@ -256,6 +260,21 @@ impl SharedState {
         }
     }
 
+    // === connections to removed workloads ===
+
+    /// Closes connections of `pool` to removed workloads while the pool exists.
+    pub fn follow_pool(&self, pool: &Pool) {
+        self.0.departures.follow(pool);
+    }
+
+    /// Completes when the workload with this uid is no longer known, or no longer at this address.
+    pub async fn departure(&self, uid: &str, ip: IpAddr) {
+        self.0
+            .departures
+            .wait_until_gone(&self.0.table, uid, ip)
+            .await;
+    }
+
     // === the data path ===
 
     /// Route of an outbound connection of `source`. In on-demand mode this first requests unknown records from the
@@ -264,7 +283,7 @@ impl SharedState {
         self.route_again(source, dst, &[]).await
     }
 
-    /// [`Self::route`] when connecting to the waypoint's workloads with the uids `failed` was in vain.
+    /// [`Self::route`] after connecting to the waypoint's workloads with the uids `failed` failed.
     pub async fn route_again(
         &self,
         source: &Workload,
@@ -277,8 +296,8 @@ impl SharedState {
         .await
     }
 
-    /// The way to the waypoint of the local workload, for a connection to `dst` that passes by it. As for
-    /// [`Self::route_again`], `failed` has been tried.
+    /// Route to the waypoint of the local workload, for a connection to `dst` that bypasses it. As in
+    /// [`Self::route_again`], `failed` lists tried workloads.
     pub async fn hairpin(
         &self,
         local: &Workload,
@@ -291,7 +310,7 @@ impl SharedState {
         .await
     }
 
-    /// Result of `look` for the local workload, once all records that it needs are known.
+    /// Returns the result of `look` for the local workload, once all records that it needs are known.
     async fn find(
         &self,
         local: &Workload,
@@ -317,7 +336,7 @@ impl SharedState {
         self.0.addresses_known.load(Ordering::Acquire)
     }
 
-    /// Waits until they are; whether they are now.
+    /// Waits until workloads and services are known; returns whether they are.
     pub async fn wait_for_addresses(&self, deadline: Instant) -> bool {
         let mut changes = self.0.local_changes.subscribe();
         loop {
@@ -384,8 +403,8 @@ impl SharedState {
 
     // === local pods ===
 
-    /// The workload of a local pod, as the control plane knows it; `None` also while the policies
-    /// are not known.
+    /// Returns the workload of a local pod as published by the control plane; `None` also while the policies are not
+    /// known.
     pub fn local_workload(&self, pod: &PodName) -> Option<Arc<Workload>> {
         if !self.0.policies_known.load(Ordering::Acquire) {
             return None;
@@ -429,9 +448,8 @@ impl SharedState {
         }
     }
 
-    /// The workload of a pod from its enrolment alone: enough to connect from, before the control
-    /// plane has published the pod. Never authorize connections *to* the pod with it: the policies
-    /// that select the pod are not known.
+    /// Returns the workload of a pod from its enrolment alone, for connections of the pod before the control plane
+    /// publishes it. Never authorize connections *to* the pod with it: the policies that select the pod are not known.
     pub fn synthesize(&self, pod: &PodName, ips: &[IpAddr]) -> Workload {
         let config = &self.0.config;
         Workload {
@@ -456,9 +474,8 @@ impl SharedState {
         )
     }
 
-    /// Changes of what the authorization of connections to a pod depends on: policies that apply to
-    /// it, and its own record. Connections open at a change are to be decided anew, with the record
-    /// of then.
+    /// Watches changes of the inputs of the authorization of connections to a pod: policies that apply to it, and its
+    /// own record. At a change, open connections must be authorized again with the current record.
     pub fn watch_pod(&self, pod: &PodName) -> watch::Receiver<u64> {
         let mut pods = self.0.pods.lock();
         pods.entry((pod.namespace.clone(), pod.name.clone()))
@@ -466,18 +483,18 @@ impl SharedState {
             .subscribe()
     }
 
-    /// Changes of any workload or service.
+    /// Watches changes of any workload or service.
     pub fn watch_addresses(&self) -> watch::Receiver<u64> {
         self.0.address_changes.subscribe()
     }
 
-    /// Changes of any local workload.
+    /// Watches changes of any local workload.
     pub fn watch_local(&self) -> watch::Receiver<u64> {
         self.0.local_changes.subscribe()
     }
 
-    /// The identities that certificates may be in use for: those of local workloads in the mesh, each with whether
-    /// one of its workloads is captured. Pods with a tunnel of their own fetch their certificates themselves.
+    /// Returns the identities of local workloads in the mesh, each with whether one of its workloads is captured. Pods
+    /// with a tunnel of their own fetch their certificates themselves.
     pub fn local_identities(&self) -> BTreeMap<Identity, bool> {
         let mut identities = BTreeMap::new();
         for workload in self.table().local_workloads() {

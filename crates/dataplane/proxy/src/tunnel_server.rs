@@ -1,5 +1,4 @@
-//! Connections that bring tunnels: TLS with certificates on both ends, then HTTP/2 until both sides are done or the
-//! instance ends.
+//! Server side of tunnels: mutual TLS, then HTTP/2 until both sides have ended or the instance ends.
 
 use std::{error::Error, net::SocketAddr, pin::pin, time::Duration};
 
@@ -11,9 +10,9 @@ use tokio::{net::TcpStream, time::timeout};
 use crate::{Dialer, report::chain};
 
 /// Time for which a closed connection continues, so that the resets of its tunnels are sent.
-const LAST_RESETS: Duration = Duration::from_millis(500);
+const RESET_LINGER: Duration = Duration::from_millis(500);
 
-/// Agrees on TLS with a client, under the instance's own identity. Nothing if the instance ends meanwhile.
+/// Performs the TLS handshake with a client, under the instance's own identity. `None` if the instance ends meanwhile.
 ///
 /// # Errors
 /// When there is no certificate, or the client has none that is accepted.
@@ -60,7 +59,7 @@ pub async fn serve(
     let served = tokio::select! {
         served = &mut serving => served,
         // The tunnels are cut too: this sends the resets to their peers.
-        () = drain.cut() => timeout(LAST_RESETS, serving).await.unwrap_or(Ok(())),
+        () = drain.cut() => timeout(RESET_LINGER, serving).await.unwrap_or(Ok(())),
     };
     if let Err(error) = served {
         tracing::debug!(%peer, error = chain(&error), "an HBONE connection ended");

@@ -1,6 +1,6 @@
-//! The warm-start cache: what a worker leaves to the one after it. The mesh as the control plane published it,
-//! in an unnamed file (a waypoint's in memory), and the certificates with their keys, in memory alone. A worker that
-//! was killed is followed by one that has both at once, whether the control plane is near, far or away.
+//! Warm-start cache, by which a worker starts with its predecessor's state: the mesh as the control plane published it,
+//! in an unnamed file (a waypoint's in memory), and the certificates with their keys, in memory alone. The successor of
+//! a killed worker has both at once, whether or not the control plane responds.
 
 use std::{collections::HashMap, io, os::fd::OwnedFd, sync::Arc};
 
@@ -30,7 +30,7 @@ const CERTIFICATES: Purpose = Purpose {
     name: "certificates",
     backing: Backing::Memory,
 };
-/// Set in the tag of the entry that marks a type as complete.
+/// Bit in the tag of the entry that marks a type as complete.
 const COMPLETE: u8 = 0x80;
 
 /// Restores the previous worker's cache. There is none without a supervisor or space for it, since the cache is only an
@@ -70,7 +70,7 @@ fn mesh_of(role: Role) -> Purpose {
 /// Cache of the mesh.
 #[derive(Debug)]
 pub struct MeshCache {
-    /// The types cached; their tags are their positions.
+    /// Cached types; the tag of a type is its position.
     types: Vec<&'static str>,
     /// Journal, and for each type whether its initial state is complete.
     state: Mutex<(Journal, Vec<bool>)>,
@@ -173,7 +173,7 @@ impl WarmCertificates {
         })
     }
 
-    /// The identity has left this node.
+    /// Removes the certificate of an identity that left this node.
     pub fn forget(&self, identity: &Identity) {
         self.write(identity, &[]);
     }
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_have_credentials_in_it_is_in_memory_alone() {
+    fn state_with_credentials_is_cached_in_memory_only() {
         let is_in_memory = |purpose: Purpose| matches!(purpose.backing, Backing::Memory);
         assert!(is_in_memory(CERTIFICATES) && is_in_memory(mesh_of(Role::Waypoint)));
         assert!(!is_in_memory(mesh_of(Role::NodeProxy)));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_is_given_back_once_to_the_next_worker() {
+    fn certificates_are_restored_once_by_the_next_worker() {
         let held = tempfile::tempfile().unwrap().into();
         let (web, db) = (
             Identity::new("td", "ns", "web"),

@@ -1,4 +1,4 @@
-//! The worker threads: each runs its share of all instances' connections, from accept to close.
+//! Worker threads, each of which runs a share of all instances' connections, from accept to close.
 //!
 //! The kernel spreads connections over the workers, since each has its own listeners on the same ports. A
 //! connection never leaves its worker, nor does the tunnel it uses. Of a tunnel within the node both ends
@@ -17,7 +17,7 @@ thread_local! {
     static CURRENT: Cell<Option<Position>> = const { Cell::new(None) };
 }
 
-/// Which worker the caller's thread is.
+/// Returns the number of the worker that runs the calling thread.
 pub(crate) fn current() -> Option<Position> {
     CURRENT.get()
 }
@@ -32,7 +32,7 @@ struct Worker {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Worker threads. Dropping them ends the threads, and with them what they still serve.
+/// Worker threads. Dropping the value ends the threads and their connections.
 #[derive(Debug)]
 pub struct Workers(Vec<Worker>);
 
@@ -72,7 +72,7 @@ impl Workers {
         }
     }
 
-    /// Runs the jobs, the workers taking them in turn. What a job spawns stays on its worker.
+    /// Assigns the jobs to workers in turn. Tasks of a job stay on its worker.
     pub fn assign<F: FnOnce() + Send + 'static>(&self, jobs: impl IntoIterator<Item = F>) {
         for (worker, job) in self.0.iter().cycle().zip(jobs) {
             if worker.assign.send(Box::new(job)).is_err() {

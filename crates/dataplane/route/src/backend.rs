@@ -1,5 +1,5 @@
-//! Where a waypoint sends a request: to an endpoint of a service, or to a pod. The counterpart of what a client's
-//! proxy decides in [`crate::outbound`].
+//! Routes of a waypoint's requests: to an endpoint of a service, or to a pod. The counterpart of [`crate::outbound`]
+//! for clients' proxies.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -23,16 +23,16 @@ pub struct BackendRequest<'a> {
     pub waypoint: &'a Workload,
     /// Address of this waypoint as clients know it. `None` routes through this waypoint again, like any client.
     pub own: Option<&'a GatewayAddress>,
-    /// Whether the request named this very service, rather than a route its backend: then an endpoint is chosen here,
-    /// and not by the service's own waypoint.
+    /// Whether the client's request named this service, and no route forwarded it here. The waypoint then chooses an
+    /// endpoint itself, instead of the service's own waypoint.
     pub is_target: bool,
-    /// Uids of workloads that are not to be chosen: they were tried for the same request.
+    /// Uids of workloads that must not be chosen, since they were tried for the same request.
     pub failed: &'a [ArcStr],
-    /// Address that the client called: endpoints are called by its family, if they and the service have it.
+    /// Address that the client dialed: endpoints are called by its family, if they and the service have it.
     pub dialled: Option<IpAddr>,
 }
 
-/// An endpoint of a service, as a waypoint may choose it.
+/// Endpoint of a service from which a waypoint may choose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendEndpoint {
     /// Workload of the endpoint.
@@ -56,7 +56,7 @@ impl BackendRequest<'_> {
         }
     }
 
-    /// The address of an endpoint to call: of a family that the service has, that of the client where there is one.
+    /// Returns the address of an endpoint to call, of a family that the service has, preferably that of the client.
     fn endpoint_ip(
         &self,
         workload: &WorkloadRef,
@@ -75,7 +75,8 @@ impl BackendRequest<'_> {
 }
 
 impl MeshTable {
-    /// A way to an endpoint of a service, for a waypoint. With `load`, to the one of two drawn that has less.
+    /// Routes a waypoint's request to an endpoint of a service. With `load`, of two random endpoints to the one with
+    /// fewer active requests.
     ///
     /// # Errors
     /// When there is no such service or port, no usable endpoint, or one that must be entered through a
@@ -117,8 +118,8 @@ impl MeshTable {
         self.to_backend(request, workload, target, Some(service), rng)
     }
 
-    /// The state of a service's endpoints: another number when anything of them is another. `None` where the
-    /// waypoint does not choose among them: there is no such service, or it is left to the service's own waypoint.
+    /// Revision of a service's endpoints, which changes with any of them. `None` if the waypoint does not choose among
+    /// them: the service does not exist, or its own waypoint chooses.
     pub fn backend_revision(
         &self,
         request: &BackendRequest<'_>,
@@ -131,7 +132,7 @@ impl MeshTable {
         is_own.then_some(endpoints.revision)
     }
 
-    /// The endpoints of a service that a waypoint may choose from.
+    /// Returns the endpoints of a service from which a waypoint may choose.
     pub fn backend_endpoints(
         &self,
         request: &BackendRequest<'_>,
@@ -153,7 +154,7 @@ impl MeshTable {
         all.collect()
     }
 
-    /// Routes to an endpoint that was chosen.
+    /// Routes to a chosen endpoint.
     ///
     /// # Errors
     /// When it has no address, or must be entered through a waypoint that cannot be found.

@@ -30,10 +30,10 @@ const DRAWS: usize = 16;
 /// Kind of peer that the endpoint must be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Mode<'a> {
-    /// A client's connection: the service must have the port.
+    /// Connection of a client: the service must have the port.
     Standard,
-    /// A tunnel to a waypoint: an endpoint with an application tunnel needs no port. Where the identities of
-    /// its pods are named, no other pod counts, whatever labels it has.
+    /// Tunnel to a waypoint: an endpoint with an application tunnel needs no port. If the record names the identities
+    /// of the waypoint's pods, no other pod is eligible, whatever its labels.
     Waypoint(Option<&'a [Identity]>),
 }
 
@@ -63,7 +63,7 @@ impl<'a> From<&'a Workload> for Vantage<'a> {
 }
 
 impl MeshTable {
-    /// An endpoint of `service` and the port to use on it.
+    /// Chooses an endpoint of `service`, and returns it with its target port.
     pub(crate) fn balance(
         &self,
         vantage: Vantage<'_>,
@@ -91,7 +91,7 @@ impl MeshTable {
         })
     }
 
-    /// Algorithm by which a service's endpoints are chosen; `default` where the service has none.
+    /// Returns the algorithm by which a service's endpoints are chosen.
     fn choice<'t, 'a>(
         &'t self,
         vantage: Vantage<'a>,
@@ -166,7 +166,7 @@ impl<'t> Choice<'t, '_> {
         }
     }
 
-    /// Constant time; `None` when all draws fail.
+    /// Chooses an endpoint by random draws in constant time; `None` if all draws fail.
     fn sample(
         &self,
         endpoints: &Endpoints,
@@ -229,8 +229,8 @@ impl<'t> Choice<'t, '_> {
         chosen
     }
 
-    /// The endpoint that this client always gets: of those of the best rank the one with the highest hash of
-    /// its name and the client's address, weighted by capacity (weighted rendezvous hashing).
+    /// Chooses the endpoint by the client's address: of those with the best rank the one with the highest hash of its
+    /// name and the client's address, weighted by capacity (weighted rendezvous hashing).
     fn stick(&self, endpoints: &Endpoints, client: IpAddr) -> Option<(&'t WorkloadRef, u16)> {
         let usable = endpoints.usable(self.health_policy).filter_map(|slot| {
             let (workload, port) = self.usable(slot)?;
@@ -243,7 +243,7 @@ impl<'t> Choice<'t, '_> {
         best.map(|(_, chosen)| chosen)
     }
 
-    /// The endpoint and its port, unless it cannot be used at all.
+    /// Returns the endpoint and its target port, unless it cannot be used.
     fn usable(&self, slot: Slot) -> Option<(&'t WorkloadRef, u16)> {
         let workload = self.workloads.get(slot)?;
         let template = workload.template();
@@ -325,7 +325,8 @@ impl<'t> Choice<'t, '_> {
     }
 }
 
-/// Grows with the capacity, so that an endpoint has the highest score in proportion to its share.
+/// Score of a hash, which grows with the capacity, so that an endpoint has the highest score in proportion to its
+/// share.
 fn score(client: IpAddr, endpoint: &str, capacity: u32) -> f64 {
     let mut hasher = DefaultHasher::new();
     (client, endpoint).hash(&mut hasher);
@@ -335,8 +336,8 @@ fn score(client: IpAddr, endpoint: &str, capacity: u32) -> f64 {
     f64::from(capacity) / -drawn.ln()
 }
 
-/// The address of a workload to use: the dialled one if it is its own, else one of the families the
-/// service offers, of the dialled family where there is one.
+/// Returns the address of a workload to connect to: the dialed one if it is the workload's own, else one of the
+/// service's families, preferably of the dialed family.
 pub(crate) fn select_ip(
     workload: &WorkloadRef,
     dialled: IpAddr,

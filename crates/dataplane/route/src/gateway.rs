@@ -9,24 +9,25 @@ use ambit_model::{
 use rand::{Rng, RngCore};
 
 use crate::{
-    Identities, MeshTable, WorkloadRef,
+    MeshTable, WorkloadRef,
     balance::{Mode, Vantage, is_candidate, select_ip},
+    identities::{Identities, identities},
     services::Endpoints,
 };
 
-/// Name of an empty namespace, which sees only what is public.
-const NOBODY: &str = "";
+/// Client namespace to which only public services are visible.
+const PUBLIC_ONLY: &str = "";
 
 /// Waypoint or gateway with the record that names it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Named<'a> {
+pub(crate) struct NamedGateway<'a> {
     /// Address of the gateway.
     pub(crate) gateway: &'a GatewayAddress,
     /// Identities of its pods, if the record names them.
     pub(crate) run_as: Option<&'a [Identity]>,
 }
 
-impl<'a> From<&'a GatewayAddress> for Named<'a> {
+impl<'a> From<&'a GatewayAddress> for NamedGateway<'a> {
     fn from(gateway: &'a GatewayAddress) -> Self {
         Self {
             gateway,
@@ -35,7 +36,7 @@ impl<'a> From<&'a GatewayAddress> for Named<'a> {
     }
 }
 
-impl<'a> From<&'a EndpointWaypoint> for Named<'a> {
+impl<'a> From<&'a EndpointWaypoint> for NamedGateway<'a> {
     fn from(attached: &'a EndpointWaypoint) -> Self {
         Self {
             gateway: &attached.waypoint,
@@ -46,7 +47,7 @@ impl<'a> From<&'a EndpointWaypoint> for Named<'a> {
 
 /// One workload of a waypoint or gateway.
 #[derive(Debug)]
-pub(crate) struct Found<'a> {
+pub(crate) struct GatewayWorkload<'a> {
     pub(crate) workload: &'a WorkloadRef,
     /// `None`: resolve the workload's host name.
     pub(crate) ip: Option<IpAddr>,
@@ -58,33 +59,15 @@ pub(crate) struct Found<'a> {
     is_exact: bool,
 }
 
-impl Found<'_> {
-    /// The identities it may present: its own and, unless those of its pods are named, its service's.
+impl GatewayWorkload<'_> {
+    /// Identities that it may present: its own and, unless the record names those of its pods, its service's.
     pub(crate) fn identities(&self) -> Identities {
         let service = self.service.filter(|_| !self.is_exact);
         identities(Some(self.workload), service.map(|service| &**service))
     }
 }
 
-/// The identities a server may present. Names of a service that are not SPIFFE ids of the mesh's form
-/// match no peer and are left out.
-pub(crate) fn identities(workload: Option<&WorkloadRef>, service: Option<&Service>) -> Identities {
-    let mut identities: Identities = workload
-        .iter()
-        .map(|workload| workload.identity())
-        .collect();
-    let names = service
-        .into_iter()
-        .flat_map(|service| &service.subject_alt_names);
-    for identity in names.filter_map(|name| name.parse::<Identity>().ok()) {
-        if !identities.contains(&identity) {
-            identities.push(identity);
-        }
-    }
-    identities
-}
-
-/// The waypoint of a service for this connection: chosen by weight if there are weights.
+/// Returns the waypoint of a service for a connection, chosen by weight if there are weights.
 pub(crate) fn service_waypoint<'a>(
     service: &'a Service,
     rng: &mut dyn RngCore,
@@ -109,15 +92,15 @@ pub(crate) fn service_waypoint<'a>(
 }
 
 impl MeshTable {
-    /// One workload of a gateway. `dialled` is only for the choice of address family.
+    /// Chooses a workload of a gateway. `dialled` only selects the address family.
     pub(crate) fn find_gateway<'a>(
         &self,
         vantage: Vantage<'_>,
-        named: impl Into<Named<'a>>,
+        named: impl Into<NamedGateway<'a>>,
         dialled: IpAddr,
         rng: &mut dyn RngCore,
-    ) -> Option<Found<'_>> {
-        let Named { gateway, run_as } = named.into();
+    ) -> Option<GatewayWorkload<'_>> {
+        let NamedGateway { gateway, run_as } = named.into();
         let port = match gateway.hbone_mtls_port {
             0 => HBONE_PORT,
             port => port,
@@ -144,7 +127,7 @@ impl MeshTable {
             };
             (workload, ip, port, None)
         };
-        let found = Found {
+        let found = GatewayWorkload {
             workload,
             ip,
             port,
@@ -164,19 +147,24 @@ impl MeshTable {
         }
     }
 
-    /// Whether `source` is a pod of the waypoint of a destination: a pod of the service that the waypoint is,
-    /// which runs under an account of it, where those are named. What it sends to the waypoint's own
-    /// destinations must not go back to a waypoint. A pod that only runs under the account is not the waypoint.
-    pub(crate) fn is_waypoint<'a>(&self, source: &Workload, named: impl Into<Named<'a>>) -> bool {
-        let Named { gateway, run_as } = named.into();
+    /// Whether `source` is a pod of a destination's waypoint: an endpoint of the waypoint's service that runs under one
+    /// of the named identities, if the record names them. Connections from the waypoint to its own destinations must
+    /// not be routed to a waypoint again. A pod that only runs under the account is not the waypoint.
+    pub(crate) fn is_waypoint<'a>(
+        &self,
+        source: &Workload,
+        named: impl Into<NamedGateway<'a>>,
+    ) -> bool {
+        let NamedGateway { gateway, run_as } = named.into();
         let runs_as_named = run_as.is_none_or(|run_as| run_as.contains(&source.identity()));
         runs_as_named && self.is_behind(source, gateway)
     }
 
-    /// The service that a gateway's address means: one that all namespaces see, or a namespace could put its own pods in
-    /// the gateway's place.
+    /// Returns the service at a gateway's address. Only public services count, since a namespace could otherwise
+    /// substitute its own pods for the gateway.
     fn gateway_at(&self, at: &NetworkAddress) -> Option<(&Arc<Service>, &Endpoints)> {
-        self.services.by_vip(&at.network, at.address, Some(NOBODY))
+        self.services
+            .by_vip(&at.network, at.address, Some(PUBLIC_ONLY))
     }
 
     /// Whether `source` is an endpoint of the gateway.
@@ -199,7 +187,7 @@ impl MeshTable {
     }
 }
 
-impl<'a> Found<'a> {
+impl<'a> GatewayWorkload<'a> {
     fn if_reachable(self, vantage: Vantage<'_>) -> Option<Self> {
         let template = self.workload.template();
         let reachable = self.ip.is_some()

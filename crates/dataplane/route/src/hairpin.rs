@@ -7,7 +7,7 @@ use rand::RngCore;
 
 use crate::{MeshTable, Route, RouteError, outbound::Caller};
 
-/// Whether layer 7 rules of a waypoint could concern a connection that does not come through it.
+/// Whether layer 7 rules of a waypoint could apply to a connection that bypasses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bypass {
     /// The control plane does not publish the rules.
@@ -19,10 +19,10 @@ pub enum Bypass {
 }
 
 impl MeshTable {
-    /// Whether a connection to the local workload passes by the waypoint that everything has to come through.
+    /// Whether a connection to the local workload bypasses the waypoint that all connections must use.
     ///
-    /// The waypoint is known by the identity that it has proved. A captured pod under the same account has
-    /// that one too, from its node proxy, but is no endpoint of the waypoint.
+    /// The waypoint is recognized by its proved identity. A captured pod under the same account has that identity, too,
+    /// from its node proxy, but is no endpoint of the waypoint.
     pub fn passes_by_waypoint(
         &self,
         local: &Workload,

@@ -13,7 +13,7 @@ use ambit_model::{
 
 use crate::{MeshTable, WorkloadRef};
 
-/// Ports of the proxy inside a pod's namespace: never a destination.
+/// Ports of the proxy inside a pod's network namespace, which are never a destination.
 pub const OWN_PORTS: [u16; 4] = [
     OUTBOUND_PORT,
     INBOUND_PLAINTEXT_PORT,
@@ -21,7 +21,7 @@ pub const OWN_PORTS: [u16; 4] = [
     SOCKS5_PORT,
 ];
 
-/// The authority of a CONNECT, parsed.
+/// Parsed authority of a CONNECT request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectTarget {
     /// An address and a port of the application.
@@ -62,10 +62,9 @@ pub struct InboundRequest<'a> {
 pub struct InboundRoute {
     /// Address to connect to.
     pub addr: SocketAddr,
-    /// The destination that authorization sees: the pod's own address and the application's port.
+    /// Destination for authorization: the pod's own address and the application's port.
     pub authorize: SocketAddr,
-    /// A PROXY header is sent first; the connection then comes from the loopback address, not from the
-    /// client's.
+    /// PROXY header to send first; the connection then comes from the loopback address, not from the client's.
     pub proxy_header: Option<ProxyHeader>,
 }
 
@@ -76,7 +75,7 @@ pub struct ProxyHeader {
     pub dst: SocketAddr,
 }
 
-/// Why an inbound tunnel is refused.
+/// Reason why an inbound tunnel is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InboundError {
     /// The requested address is neither the pod's, nor that of a destination with the pod as its waypoint.
@@ -244,7 +243,7 @@ impl MeshTable {
             })
     }
 
-    /// The destination a PROXY header names: the requested address, or the service's own.
+    /// Returns the destination in a PROXY header: the requested address, or the service's own.
     fn proxied_destination(
         &self,
         request: &InboundRequest<'_>,
@@ -265,8 +264,8 @@ impl MeshTable {
         }
     }
 
-    /// The service an inbound connection to `port` was for, as telemetry names it: the one the client
-    /// named, if the workload is in it; else the first with that target port.
+    /// Returns the service of an inbound connection to `port` for telemetry: the one that the client named, if the
+    /// workload is in it; else the first with that target port.
     pub fn inbound_service(
         &self,
         local: &Workload,
@@ -290,7 +289,7 @@ impl MeshTable {
         })
     }
 
-    /// The workload an inbound connection comes from, by its address in the local network.
+    /// Returns the source workload of an inbound connection, by its address in the local network.
     pub fn inbound_source(&self, local: &Workload, ip: IpAddr) -> Option<&WorkloadRef> {
         self.workload_by_ip(&local.network, ip)
     }

@@ -1,4 +1,4 @@
-//! Interning: values that many records share are kept once.
+//! Interning: values that many records share are stored once.
 
 use std::{
     hash::{BuildHasher, Hash},
@@ -11,8 +11,8 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 /// Minimum number of values for a sweep of unused ones.
 const FIRST_SWEEP: usize = 1024;
 
-/// One copy of every distinct value in use. Values without other references are dropped in sweeps whose
-/// cost is spread over the insertions between them.
+/// Single copy of every distinct value in use. Values without other references are dropped in sweeps whose cost is
+/// spread over the insertions between them.
 #[derive(Debug)]
 pub(crate) struct Interner<T> {
     values: HashTable<Arc<T>>,
@@ -53,7 +53,7 @@ impl<T: Hash + Eq> Interner<T> {
     }
 }
 
-/// [`Interner`] for texts.
+/// Interner of texts, see [`Interner`].
 #[derive(Debug)]
 pub(crate) struct Strings {
     values: HashTable<ArcStr>,

@@ -1,14 +1,16 @@
-//! The table of workloads and services, and where a connection goes.
+//! Table of workloads and services, and routing of connections.
 //!
-//! [`MeshTable`] holds what the control plane published, in compact form: strings and whole sets of
-//! fields that many workloads share are kept once. [`MeshTable::outbound`] and [`MeshTable::inbound`] are
-//! total functions over it; randomness is passed in. Knows nothing of protobuf, sockets, tasks, time.
+//! [`MeshTable`] holds the control plane's records in compact form: strings and whole sets of fields that many
+//! workloads share are stored once. [`MeshTable::outbound`] and [`MeshTable::inbound`] are total functions over it;
+//! randomness is passed in. Knows nothing of protobuf, sockets, tasks, time.
 #![forbid(unsafe_code)]
 
 mod backend;
 mod balance;
+mod endpoints;
 mod gateway;
 mod hairpin;
+mod identities;
 mod inbound;
 mod intern;
 mod outbound;
@@ -18,16 +20,15 @@ mod table;
 mod workloads;
 
 pub use backend::{BackendEndpoint, BackendRequest, LoadAt};
+pub use endpoints::{EndpointView, PortEndpoint};
 pub use hairpin::Bypass;
+pub use identities::Identities;
 pub use inbound::{
     ConnectTarget, InboundError, InboundRequest, InboundRoute, OWN_PORTS, ProxyHeader,
 };
-pub use outbound::{
-    HboneRoute, Identities, InnerTunnel, PendingRoute, PlainRoute, Route, RouteError,
-};
+pub use outbound::{HboneRoute, InnerTunnel, PendingRoute, PlainRoute, Route, RouteError};
 pub use rand::RngCore;
 pub use record::WorkloadRef;
-pub use services::{EndpointView, PortEndpoint};
 pub use table::{MeshTable, TableConfig, TableSize, WorkloadChange};
 
 #[cfg(test)]

@@ -6,20 +6,17 @@ use std::{
 };
 
 use ambit_model::{
-    ArcStr, Destination, EndpointWaypoint, GatewayAddress, HBONE_PORT, Identity, LbMode,
-    NamespacedHostname, Protocol, Reason, Service, Workload,
+    ArcStr, Destination, EndpointWaypoint, GatewayAddress, HBONE_PORT, LbMode, NamespacedHostname,
+    Protocol, Reason, Service, Workload,
 };
 use rand::RngCore;
-use smallvec::SmallVec;
 
 use crate::{
     MeshTable, WorkloadRef,
     balance::{Mode, Vantage, select_ip},
-    gateway::{Found, Named, identities, service_waypoint},
+    gateway::{GatewayWorkload, NamedGateway, service_waypoint},
+    identities::{Identities, identities},
 };
-
-/// The identities a server may present; usually one or two. Never empty in a tunnel route.
-pub type Identities = SmallVec<[Identity; 2]>;
 
 /// The route of an outbound connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +25,7 @@ pub enum Route {
     Passthrough {
         /// Original destination address.
         dst: SocketAddr,
-        /// The dialled service, when one of passthrough mode covers the address.
+        /// Dialed service, if one with passthrough mode covers the address.
         service: Option<Arc<Service>>,
     },
     /// Plain TCP to a workload that does not support tunnels.
@@ -42,7 +39,7 @@ pub enum Route {
         /// Inner tunnel to the destination network's endpoint.
         inner: InnerTunnel,
     },
-    /// The address is known by name only: resolve it, then [`PendingRoute::resolve`].
+    /// The destination has only a host name: resolve it, then [`PendingRoute::resolve`].
     NeedsDns(PendingRoute),
 }
 
@@ -90,14 +87,14 @@ pub struct PendingRoute {
     pub hostname: ArcStr,
     /// Whether to prefer IPv6 addresses (the dialed family); the other family is acceptable.
     pub prefer_ipv6: bool,
-    /// Complete except for the address, which is unspecified.
+    /// Route that is complete except for the address, which is unspecified.
     route: Box<Route>,
-    /// The authority contains the address too.
+    /// Whether the authority contains the address, too.
     authority_is_addr: bool,
 }
 
 impl PendingRoute {
-    /// The route, once the name is resolved.
+    /// Returns the route with the resolved address.
     pub fn resolve(self, ip: IpAddr) -> Route {
         let Self {
             mut route,
@@ -148,7 +145,7 @@ impl Route {
     }
 }
 
-/// Why an outbound connection has no route. Every cause fails closed.
+/// Reason why an outbound connection has no route. Every cause fails closed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RouteError {
     /// The service has no usable endpoint.
@@ -199,7 +196,7 @@ pub enum RouteError {
         /// The workload's uid.
         of: ArcStr,
     },
-    /// The control plane did not answer the on-demand subscription for the destination.
+    /// The control plane did not respond to the on-demand subscription for the destination.
     #[error("the control plane did not answer about {key} in time")]
     NotAnswered {
         /// The requested name.
@@ -224,7 +221,7 @@ impl RouteError {
         matches!(self, Self::NoWaypointPod { .. })
     }
 
-    /// The name that an on-demand client may request from the control plane, to find a route.
+    /// Returns the name of the missing record, which an on-demand client may request from the control plane.
     pub fn missing(&self) -> Option<&str> {
         match self {
             Self::UnknownWaypoint { waypoint: key, .. }
@@ -236,7 +233,7 @@ impl RouteError {
 }
 
 impl MeshTable {
-    /// The route of a connection of the local workload `source` to `dst`.
+    /// Routes a connection of the local workload `source` to `dst`.
     ///
     /// The order is the contract's: the waypoint of the dialled service; else an endpoint of the
     /// service, or the dialled workload; then that endpoint's waypoint; then the endpoint itself.
@@ -250,8 +247,8 @@ impl MeshTable {
         self.outbound_again(source, dst, &[], rng)
     }
 
-    /// [`Self::outbound`], when connecting to the workloads with the uids `failed` was in vain: another one of the
-    /// waypoint, or of the service, is chosen.
+    /// [`Self::outbound`] after connecting to the workloads with the uids `failed` failed: chooses another one of the
+    /// waypoint, or of the service.
     pub fn outbound_again(
         &self,
         source: &Workload,
@@ -310,11 +307,11 @@ impl MeshTable {
             })?;
             SocketAddr::new(ip, port)
         };
-        let (of, named) = (workload.uid(), Named::from(attached));
+        let (of, named) = (workload.uid(), NamedGateway::from(attached));
         self.to_waypoint(caller, target, named, of, Some(service), rng)
     }
 
-    /// The route to a workload that was dialled by its own address.
+    /// Routes to a workload that was dialed by its own address.
     fn to_workload(
         &self,
         caller: Caller<'_>,
@@ -324,12 +321,12 @@ impl MeshTable {
     ) -> Result<Route, RouteError> {
         let template = workload.template();
         let named = match &template.endpoint_waypoint {
-            Some(_) => self.waypoint_of(caller, workload).map(Named::from),
+            Some(_) => self.waypoint_of(caller, workload).map(NamedGateway::from),
             None => {
                 let waypoint = template.waypoint.as_deref();
                 waypoint
                     .filter(|waypoint| !self.is_waypoint(caller.source, *waypoint))
-                    .map(Named::from)
+                    .map(NamedGateway::from)
             }
         };
         match named {
@@ -356,7 +353,7 @@ impl MeshTable {
         Ok(tunnel_to_waypoint(&found, waypoint, dst, Some(service)))
     }
 
-    /// The waypoint attached to the endpoint itself, unless the connection comes from it.
+    /// Returns the waypoint of the endpoint itself, unless the connection comes from it.
     fn waypoint_of<'a>(
         &self,
         caller: Caller<'_>,
@@ -366,12 +363,12 @@ impl MeshTable {
         attached.filter(|attached| !self.is_waypoint(caller.source, *attached))
     }
 
-    /// A tunnel to the waypoint of the workload `of`.
+    /// Routes to the waypoint of the workload `of`.
     pub(crate) fn to_waypoint(
         &self,
         caller: Caller<'_>,
         target: SocketAddr,
-        named: Named<'_>,
+        named: NamedGateway<'_>,
         of: &str,
         service: Option<&Arc<Service>>,
         rng: &mut dyn RngCore,
@@ -450,7 +447,7 @@ impl MeshTable {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caller<'a> {
     pub(crate) source: &'a Workload,
-    /// Endpoints that have failed, as in [`MeshTable::outbound_again`].
+    /// Endpoints that failed, as in [`MeshTable::outbound_again`].
     pub(crate) failed: &'a [ArcStr],
 }
 
@@ -463,7 +460,7 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Placeholder for an address that is yet to be resolved.
+/// Placeholder for an unresolved address.
 const UNRESOLVED: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 fn gateway_network<'a>(gateway: &'a GatewayAddress, workload: &'a WorkloadRef) -> &'a ArcStr {
@@ -473,9 +470,9 @@ fn gateway_network<'a>(gateway: &'a GatewayAddress, workload: &'a WorkloadRef) -
     }
 }
 
-/// A tunnel to a waypoint requests the dialled address: the waypoint does the balancing.
+/// Returns a tunnel to a waypoint, which requests the dialed address, since the waypoint does the load balancing.
 pub(crate) fn tunnel_to_waypoint(
-    found: &Found<'_>,
+    found: &GatewayWorkload<'_>,
     waypoint: &GatewayAddress,
     dst: SocketAddr,
     service: Option<&Arc<Service>>,
@@ -491,7 +488,7 @@ pub(crate) fn tunnel_to_waypoint(
     resolved(route, found.ip, found.hostname(), dst, false)
 }
 
-/// The route to the endpoint itself, by tunnel if it supports them.
+/// Routes to the endpoint itself, by a tunnel if it supports them.
 pub(crate) fn direct(
     workload: &WorkloadRef,
     dialled: IpAddr,

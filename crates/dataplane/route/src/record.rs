@@ -1,4 +1,4 @@
-//! The compact form of a workload: its own fields in a small record, the others shared.
+//! Compact form of a workload: its own fields in a small record, the others shared.
 //!
 //! Pods of one Deployment differ in little more than name, address and node, so everything else is one
 //! [`Template`] for all of them, and node with locality one [`Location`] for all pods of a node.
@@ -10,14 +10,14 @@ use ambit_model::{
     NetworkMode, Protocol, Workload, WorkloadKind, WorkloadStatus,
 };
 
-/// A workload of the table; cheap to clone and to keep. Later updates do not change it.
+/// Workload of the table; cheap to clone. Later updates do not change it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkloadRef(Arc<Record>);
 
 #[derive(Debug, PartialEq, Eq)]
 struct Record {
     uid: ArcStr,
-    /// `None` when the name is the last path segment of the uid, as it is for pods.
+    /// Name of the workload; `None` if it is the last path segment of the uid, as for pods.
     name: Option<ArcStr>,
     template: Arc<Template>,
     location: Arc<Location>,
@@ -25,7 +25,7 @@ struct Record {
     status: WorkloadStatus,
 }
 
-/// Most workloads have exactly one address, which then needs no allocation of its own.
+/// Addresses of a workload. Most workloads have exactly one, which needs no allocation of its own.
 #[derive(Debug, PartialEq, Eq)]
 enum Ips {
     One(IpAddr),
@@ -112,12 +112,12 @@ impl WorkloadRef {
         &self.0.location
     }
 
-    /// The xDS resource name.
+    /// Returns the xDS resource name.
     pub fn uid(&self) -> &ArcStr {
         &self.0.uid
     }
 
-    /// Pod (or entry) name.
+    /// Returns the name of the pod or WorkloadEntry.
     pub fn name(&self) -> &str {
         self.0
             .name
@@ -181,12 +181,12 @@ impl WorkloadRef {
         self.0.template.protocol
     }
 
-    /// Whether the addresses are its own.
+    /// Returns the network mode: whether the workload has addresses of its own.
     pub fn network_mode(&self) -> NetworkMode {
         self.0.template.network_mode
     }
 
-    /// The application terminates HBONE by itself.
+    /// Whether the application terminates HBONE itself.
     pub fn native_tunnel(&self) -> bool {
         self.0.template.native_tunnel
     }
@@ -245,7 +245,7 @@ impl WorkloadRef {
             .map(|membership| &membership.service)
     }
 
-    /// The ports of services that forward to a port of it.
+    /// Returns the ports of services that forward to a port of the workload.
     pub fn service_ports(&self, target: u16) -> impl Iterator<Item = (&NamespacedHostname, u16)> {
         let all = self.0.template.services.iter();
         all.flat_map(move |membership| {
@@ -260,7 +260,7 @@ impl WorkloadRef {
         self.uid().contains("//Pod/")
     }
 
-    /// Whether the same services forward to it, at the same addresses, as to another version of it.
+    /// Whether the workload has the same services and addresses as another version of it.
     pub fn has_services_of(&self, workload: &Workload) -> bool {
         let Workload {
             services,
@@ -279,7 +279,7 @@ impl WorkloadRef {
             .find(|membership| membership.service == *service)
     }
 
-    /// Whether requests to it go through a waypoint, by its own record.
+    /// Whether the workload's own record names a waypoint.
     pub fn is_behind(&self, waypoint: &GatewayAddress) -> bool {
         let template = self.template();
         let attached = template.endpoint_waypoint.as_deref();

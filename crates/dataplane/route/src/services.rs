@@ -13,14 +13,14 @@ use std::{
 };
 
 use ambit_model::{
-    ArcStr, CidrVip, HealthPolicy, NamespacedHostname, NetworkAddress, PortMap, Service,
-    Visibility, WorkloadStatus, WorkloadUid,
+    ArcStr, CidrVip, HealthPolicy, NamespacedHostname, NetworkAddress, Service, Visibility,
+    WorkloadStatus,
 };
 use hashbrown::HashMap;
 use ipnet::IpNet;
 use smallvec::SmallVec;
 
-use crate::{MeshTable, WorkloadRef, workloads::Slot};
+use crate::{WorkloadRef, workloads::Slot};
 
 /// Services that share a key: one for each namespace, in order of arrival.
 type Names = SmallVec<[NamespacedHostname; 1]>;
@@ -52,10 +52,9 @@ pub(crate) struct Entry {
 pub(crate) struct Endpoints {
     pub(crate) ready: Vec<Slot>,
     pub(crate) unready: Vec<Slot>,
-    /// No endpoint has a greater capacity. May be too great after removals, which only costs a few more
-    /// draws.
+    /// Upper bound of the endpoints' capacities. It may be too high after removals, which only costs a few more draws.
     pub(crate) max_capacity: u32,
-    /// Another one whenever anything of them, or of their service, is another.
+    /// Revision, which changes with the endpoints or their service.
     pub(crate) revision: u64,
 }
 
@@ -212,7 +211,7 @@ impl Services {
         Some((entry.service.as_ref()?, &entry.endpoints))
     }
 
-    /// The service with an address of its own; without a client namespace, visibility does not matter.
+    /// Returns the service with a virtual address; without a client namespace, visibility is ignored.
     pub(crate) fn by_vip(
         &self,
         network: &str,
@@ -225,7 +224,7 @@ impl Services {
             .map(|(_, service, endpoints)| (service, endpoints))
     }
 
-    /// The service with a prefix that has an address; without a client namespace, visibility does not matter.
+    /// Returns the service with a prefix that contains an address; without a client namespace, visibility is ignored.
     pub(crate) fn by_prefix(
         &self,
         network: &str,
@@ -276,7 +275,7 @@ impl Services {
             .map(|(_, service, _)| service)
     }
 
-    /// Candidates with a rank; the first of equal ones has the greatest.
+    /// Iterates over the visible services with their rank; of equal ones the first has the greatest.
     fn visible<'a, 'c>(
         &'a self,
         names: &'a Names,
@@ -321,117 +320,6 @@ impl Services {
             && self.by_hostname.is_empty()
             && self.wildcards == 0
     }
-}
-
-/// An endpoint of a service, for dumps.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EndpointView {
-    /// Uid of the workload.
-    pub uid: WorkloadUid,
-    /// Target ports of the endpoint itself.
-    pub ports: PortMap,
-    /// Health of the endpoint.
-    pub status: WorkloadStatus,
-}
-
-/// An endpoint of one port of a service, for dumps.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortEndpoint {
-    /// Workload of the endpoint.
-    pub workload: WorkloadRef,
-    /// Target port of the endpoint.
-    pub port: u16,
-}
-
-impl MeshTable {
-    /// The endpoints of a service that its health policy allows, for dumps.
-    pub fn endpoints(&self, service: &Service) -> Vec<EndpointView> {
-        let name = service.namespaced_hostname();
-        let slots = self.usable(service, &name);
-        self.view(&name, slots)
-    }
-
-    /// The workloads of a service that its health policy allows.
-    pub fn endpoint_workloads(&self, service: &Service) -> impl Iterator<Item = &WorkloadRef> {
-        self.usable(service, &service.namespaced_hostname())
-            .filter_map(|slot| self.workloads.get(slot))
-    }
-
-    /// The endpoints of one port of a service, ready or not, for dumps.
-    pub fn port_endpoints(&self, service: &Service, port: u16) -> Vec<PortEndpoint> {
-        let name = service.namespaced_hostname();
-        let by_service = service.ports.get(&port).copied();
-        let entry = self.services.by_name(&name).into_iter();
-        let slots = entry.flat_map(|(_, endpoints)| endpoints.usable(HealthPolicy::AllowAll));
-        let workloads = slots.filter_map(|slot| self.workloads.get(slot));
-        let of_port = workloads.filter_map(|workload| {
-            let own = workload.membership(&name)?.target(port);
-            let target = own.filter(|port| *port != 0).or(by_service)?;
-            (target != 0).then(|| PortEndpoint {
-                workload: workload.clone(),
-                port: target,
-            })
-        });
-        of_port.collect()
-    }
-
-    fn usable(
-        &self,
-        service: &Service,
-        name: &NamespacedHostname,
-    ) -> impl Iterator<Item = Slot> + use<'_> {
-        let policy = health_policy(service);
-        let entry = self.services.by_name(name);
-        entry
-            .into_iter()
-            .flat_map(move |(_, endpoints)| endpoints.usable(policy))
-    }
-
-    /// Whether a workload is an endpoint of a service that its health policy allows.
-    pub fn is_endpoint(&self, service: &Service, workload: &WorkloadRef) -> bool {
-        workload
-            .membership(&service.namespaced_hostname())
-            .is_some()
-            && (workload.status() == WorkloadStatus::Healthy
-                || health_policy(service) == HealthPolicy::AllowAll)
-    }
-
-    /// Returns endpoints of unknown services, for dumps.
-    pub fn staged_endpoints(&self) -> Vec<(NamespacedHostname, Vec<EndpointView>)> {
-        self.services
-            .staged()
-            .map(|(name, endpoints)| {
-                (
-                    name.clone(),
-                    self.view(name, endpoints.usable(HealthPolicy::AllowAll)),
-                )
-            })
-            .collect()
-    }
-
-    fn view(
-        &self,
-        name: &NamespacedHostname,
-        slots: impl Iterator<Item = Slot>,
-    ) -> Vec<EndpointView> {
-        slots
-            .filter_map(|slot| self.workloads.get(slot))
-            .filter_map(|workload| {
-                Some(EndpointView {
-                    uid: workload.uid().clone(),
-                    ports: workload.membership(name)?.ports.iter().copied().collect(),
-                    status: workload.status(),
-                })
-            })
-            .collect()
-    }
-}
-
-fn health_policy(service: &Service) -> HealthPolicy {
-    service
-        .load_balancing
-        .as_ref()
-        .map_or(HealthPolicy::OnlyHealthy, |lb| lb.health_policy)
 }
 
 fn is_wildcard(service: &Service) -> bool {

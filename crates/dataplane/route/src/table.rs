@@ -1,4 +1,4 @@
-//! The table: its configuration, and its two halves, workloads and services, kept consistent.
+//! Table of workloads and services, which it keeps consistent, and its configuration.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -17,7 +17,7 @@ use crate::{
 pub struct TableConfig {
     /// Local node, whose workloads are local; if empty, all workloads are.
     pub node: ArcStr,
-    /// Among services that share an address or name, take this namespace's when nothing else decides.
+    /// Namespace whose service is used among services that share an address or name, if nothing else decides.
     pub preferred_service_namespace: Option<ArcStr>,
 }
 
@@ -60,7 +60,7 @@ pub struct MeshTable {
 }
 
 impl MeshTable {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new(config: TableConfig) -> Self {
         Self {
             config,
@@ -126,7 +126,7 @@ impl MeshTable {
         self.services.remove(name)
     }
 
-    /// Removes what a removal of the control plane names: a workload by uid, else a service.
+    /// Removes the workload with this uid, or else the service of this name.
     pub fn remove_address(&mut self, name: &str) -> WorkloadChange {
         let change = self.remove_workload(name);
         if change.before.is_none()
@@ -202,12 +202,12 @@ impl MeshTable {
         self.workloads.by_uid(uid)
     }
 
-    /// The workload with an address of its own (node addresses belong to no workload).
+    /// Returns the workload at an address (node addresses belong to no workload).
     pub fn workload_by_ip(&self, network: &str, ip: IpAddr) -> Option<&WorkloadRef> {
         self.workloads.by_ip(network, ip.to_canonical())
     }
 
-    /// The local workload of a pod.
+    /// Returns the local workload of a pod.
     pub fn local_workload(&self, pod: &PodName) -> Option<&WorkloadRef> {
         self.workloads
             .local(&pod.namespace, &pod.service_account)
@@ -242,13 +242,13 @@ impl MeshTable {
         self.services.by_name(name).map(|(service, _)| service)
     }
 
-    /// The services that exist, in no particular order.
+    /// Iterates over the services in no particular order.
     pub fn services(&self) -> impl Iterator<Item = &Arc<Service>> {
         self.services.iter()
     }
 
-    /// The service that an address means to a client of `namespace`: one with the address before one with a prefix,
-    /// its own namespace's before the canonical one before any other; invisible ones are left out. An address of a
+    /// Returns the service at an address for a client of `client_namespace`. A virtual address precedes a prefix, and
+    /// the client's own namespace precedes the canonical service; invisible services are skipped. An address of a
     /// workload belongs to no prefix.
     pub fn service_by_vip(
         &self,
@@ -275,7 +275,7 @@ impl MeshTable {
         })
     }
 
-    /// The service that a host name means to a client of `namespace`.
+    /// Returns the service of a host name for a client of `client_namespace`.
     pub fn service_by_hostname(
         &self,
         hostname: &str,
@@ -310,8 +310,8 @@ impl MeshTable {
         self.services.has_wildcards()
     }
 
-    /// Whether a service or workload is known that has an address (on-demand mode requests the others). A prefix does
-    /// not count for the addresses in it.
+    /// Whether a service or workload at an address is known (on-demand mode requests the others). A prefix does not
+    /// count for the addresses in it.
     pub fn knows_address(&self, address: &NetworkAddress) -> bool {
         self.services
             .by_vip(&address.network, address.address, None)

@@ -1,4 +1,4 @@
-//! The table from outside: builders shared by the tests of each direction.
+//! Builders that the tests of each direction share.
 
 mod endpoint_waypoint;
 mod inbound;

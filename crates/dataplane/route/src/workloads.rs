@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::WorkloadRef;
 
-/// The position of a record; stable for as long as its uid exists.
+/// Position of a record, stable while its uid exists.
 pub(crate) type Slot = u32;
 
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ pub(crate) struct Workloads {
     free: Vec<Slot>,
     by_uid: HashTable<Slot>,
     by_ip: HashTable<IpEntry>,
-    /// Endpoints with addresses that are not their own: most often those of pods, or of something outside of the mesh.
+    /// Endpoints with addresses that are not their own: mostly those of pods, or of servers outside of the mesh.
     elsewhere: HashMap<IpAddr, SmallVec<[Slot; 2]>>,
     by_hostname: HashMap<NamespacedHostname, SmallVec<[Slot; 2]>>,
     local: HashMap<(ArcStr, ArcStr), Vec<Slot>>,
@@ -196,8 +196,8 @@ impl Workloads {
         self.get(self.slot_of(uid)?)
     }
 
-    /// The workload at an address. When several claim it, a pod takes precedence over an entry, then one
-    /// that supports tunnels, then the latest.
+    /// Returns the workload at an address. Of several, pods precede entries, then workloads that support tunnels, then
+    /// the latest.
     pub(crate) fn by_ip(&self, network: &str, ip: IpAddr) -> Option<&WorkloadRef> {
         let hash = self.hasher.hash_one((network, &ip));
         self.by_ip
@@ -229,7 +229,7 @@ impl Workloads {
         records.filter(move |record| record.network() == network && record.ips().contains(&ip))
     }
 
-    /// The workloads with a host name instead of addresses.
+    /// Returns the workload with a host name instead of addresses.
     pub(crate) fn by_hostname(&self, name: &NamespacedHostname) -> Option<&WorkloadRef> {
         self.by_hostname
             .get(name)?

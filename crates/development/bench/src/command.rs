@@ -1,4 +1,4 @@
-//! The command line: which part, of `cluster` which scenario, of `waypoint` which of its parts.
+//! Command line: the part to run, and for `cluster` and `waypoint` the scenario.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::{
     traffic, waypoint,
 };
 
-/// Names the Envoy that waypoints are compared with.
+/// Environment variable with the path of the Envoy that waypoints are compared with.
 const ENVOY: &str = "AMBIT_BENCH_ENVOY";
 
 /// Runs the benchmarks that the arguments name; all without arguments.

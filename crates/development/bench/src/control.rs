@@ -39,12 +39,11 @@ const RATE: u32 = 100;
 const CHURN: Duration = Duration::from_secs(30);
 /// Changes between a pod's creation and its removal.
 const LIFE: u32 = 200;
-/// New pods in a second, with and without an attack on the control plane; and the distance between the
-/// pod numbers of two rounds.
-const NEW_PODS: (u32, u32) = (50, 10_000);
+/// Distance between the pod numbers of two rounds of new pods, with and without an attack on the control plane.
+const ROUND_DISTANCE: u32 = 10_000;
 /// Number of policies that are created in sequence.
 const POLICY_CHANGES: usize = 30;
-/// Their numbers, beyond those of pods.
+/// First number of these policies, beyond those of pods.
 const POLICY_NUMBERS: usize = 100_000;
 const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
@@ -145,7 +144,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Pods are added and removed at a steady rate.
+    /// Measures the addition and removal of pods at a steady rate.
     fn churn(&mut self) -> Result<()> {
         let fleet = self.fleet()?;
         let (totals, board) = (Arc::clone(&fleet.totals), Arc::clone(&fleet.board));
@@ -192,7 +191,7 @@ impl Bench {
         self.latency("pod change to the last proxy", &latencies)
     }
 
-    /// New pods, each with a certificate over a connection of its own node, first without and then with an
+    /// Measures new pods, each with a certificate over its node's own connection, first without and then with an
     /// attack.
     fn attacks(&mut self) -> Result<()> {
         for node in 0..self.size.nodes {
@@ -204,7 +203,7 @@ impl Bench {
         for (round, attack) in (0..).zip(Attack::ALL) {
             let under_way = attack.map(|attack| attack.start(&target, self.plane.monitoring()));
             let under_way = under_way.transpose()?;
-            let first = NEW_PODS.1 * (round + 1);
+            let first = ROUND_DISTANCE * (round + 1);
             let numbers = first..first + self.size.nodes;
             let certificates = new_pods::certificates(&target, self.size, numbers, |number| {
                 self.bring(number, &board);
@@ -233,7 +232,7 @@ impl Bench {
         Ok(())
     }
 
-    /// One policy after the other.
+    /// Measures policies that are created one after the other.
     fn policies(&mut self) -> Result<()> {
         let board = Arc::clone(&self.fleet()?.board);
         for number in POLICY_NUMBERS..POLICY_NUMBERS + POLICY_CHANGES {
@@ -245,7 +244,7 @@ impl Bench {
         self.latency("policy to the last proxy", &policies)
     }
 
-    /// A pod is created: first without an address, as the scheduler leaves it, then running.
+    /// Creates a pod: first scheduled without an address, then running.
     fn bring(&self, number: u32, board: &Board) {
         self.api.put(PODS, self.size.churning(number, false));
         board.made(true, index(number));
@@ -296,7 +295,7 @@ impl Bench {
     }
 }
 
-/// The median and the slowest of a hundred, in milliseconds.
+/// Median and 99th percentile in milliseconds.
 struct Quantiles([f64; 2]);
 
 impl Quantiles {
@@ -311,7 +310,7 @@ impl Quantiles {
         Self([at(50), at(99)])
     }
 
-    /// One line each, compared with the figure without the attack.
+    /// Returns one line for each quantile, compared with the result without the attack.
     fn compared(&self, what: &str, attack: &str, quiet: &Self) -> Vec<Line> {
         let lines = ["median", "99 of 100"].into_iter().zip(self.0).zip(quiet.0);
         lines

@@ -74,7 +74,7 @@ pub(crate) fn parse_wrk(output: &str) -> Result<HttpLoad> {
     })
 }
 
-/// A time as wrk prints it: `88.00us`, `1.10ms`, `2.00s`.
+/// Parses a time in the format of wrk, such as `88.00us`, `1.10ms` or `2.00s`.
 fn wrk_time(text: &str) -> Result<Duration> {
     let unit = text
         .find(|c: char| c.is_ascii_alphabetic())
@@ -104,7 +104,7 @@ pub(crate) fn h2load(connections: u32, seconds: u32, times: &Path, url: &str) ->
 /// The method that gRPC's load calls: of the echo server of the conformance tests, by its empty request.
 pub(crate) const GRPC_METHOD: &str = "/proto.EchoTestService/Echo";
 
-/// The same of unary calls of [`GRPC_METHOD`]; the message is put into the directory.
+/// An `h2load` command for unary calls of [`GRPC_METHOD`]; the message is written into the directory.
 pub(crate) fn grpc(
     connections: u32,
     seconds: u32,

@@ -70,7 +70,7 @@ pub(crate) fn run() -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// 4,000 open connections through both ends.
+/// Measures 4,000 open connections through both node proxies.
 fn connections(rig: &Rig, lines: &mut Vec<Line>) -> Result<()> {
     const CONNECTIONS: usize = 4000;
     let server = format!("{}:9000", rig.address("mesh", "b")?);
@@ -93,7 +93,7 @@ fn connections(rig: &Rig, lines: &mut Vec<Line>) -> Result<()> {
     Ok(())
 }
 
-/// 100 pods: memory, and the time to enrol them and to start one.
+/// Measures 100 pods: memory, and the time to enrol them and to start one.
 fn pods(bin_dir: &Path, lines: &mut Vec<Line>) -> Result<()> {
     const PODS: usize = 100;
     let mut manifests = namespace("crowd", "none") + &namespace("mesh", "ambient");
@@ -166,7 +166,7 @@ fn pods(bin_dir: &Path, lines: &mut Vec<Line>) -> Result<()> {
     Ok(())
 }
 
-/// 50,000 workloads and 5,000 services.
+/// Measures 50,000 workloads and 5,000 services.
 fn workloads(idle: f64, lines: &mut Vec<Line>) -> Result<()> {
     const SERVICES: usize = 5000;
     const WORKLOADS_EACH: usize = 10;

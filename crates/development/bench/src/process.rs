@@ -1,10 +1,10 @@
-//! What the kernel accounts to a process: CPU time and resident memory.
+//! CPU time and resident memory of processes.
 
 use std::{fs, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result};
 
-/// A process and its descendants: the node proxy is two processes.
+/// Returns a process and its descendants: the node proxy has two processes.
 pub(crate) fn family(pid: u32) -> Result<Vec<u32>> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
     let mut family = vec![pid];
@@ -49,7 +49,7 @@ pub(crate) fn resident_mb(pids: &[u32]) -> Result<f64> {
         .sum()
 }
 
-/// The largest peak of one of them.
+/// Returns the largest peak memory of the processes.
 pub(crate) fn peak_mb(pids: &[u32]) -> Result<f64> {
     pids.iter()
         .map(|pid| memory_mb(*pid, "VmHWM:"))
@@ -114,7 +114,7 @@ fn processes() -> Result<Vec<(u32, PathBuf)>> {
     Ok(found)
 }
 
-/// The process that has this id in its innermost process namespace, and this (shortened) name.
+/// Finds the process with this id in its innermost process namespace, and this (truncated) name.
 pub(crate) fn outer_pid(inside: u32, name: &str) -> Result<u32> {
     let name: String = name.chars().take(15).collect();
     for (pid, directory) in processes()? {
@@ -132,7 +132,7 @@ pub(crate) fn outer_pid(inside: u32, name: &str) -> Result<u32> {
     anyhow::bail!("no process {name} with the id {inside}")
 }
 
-/// The processes of that name that were started with this variable, `NAME=value`.
+/// Finds the processes of this name with this environment variable, `NAME=value`.
 pub(crate) fn with_variable(name: &str, variable: &str) -> Result<Vec<u32>> {
     let mut found = Vec::new();
     for (pid, directory) in processes()? {

@@ -17,14 +17,13 @@ pub(crate) struct Line {
     /// Result without the mesh; `None` where it is meaningless.
     pub(crate) bare: Option<f64>,
     pub(crate) mesh: f64,
-    /// The figure of the existing node proxy on such a machine: as a ratio to `bare` where there is one, else
-    /// as a value.
+    /// Result of the existing node proxy on such a machine: a ratio to `bare` if there is one, else a value.
     pub(crate) existing: Option<f64>,
     pub(crate) better: Better,
 }
 
 impl Line {
-    /// A figure without a counterpart; smaller is better.
+    /// Result without a comparison; smaller is better.
     pub(crate) fn alone(what: &str, unit: &'static str, mesh: f64, existing: Option<f64>) -> Self {
         eprintln!("  {what}: {mesh:.3} {unit}");
         Self {
@@ -37,7 +36,7 @@ impl Line {
         }
     }
 
-    /// A figure and that of a cluster without the mesh; smaller is better, and `existing` is a ratio.
+    /// Result with and without the mesh; smaller is better, and `existing` is a ratio.
     pub(crate) fn compared_with(
         what: &str,
         unit: &'static str,
@@ -122,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_judged_by_its_ratio() {
+    fn lines_are_rated_by_their_ratio() {
         let line = Line {
             what: "requests".into(),
             unit: "req/s",

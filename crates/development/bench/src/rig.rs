@@ -1,4 +1,4 @@
-//! The rig: a lab of release binaries, and the accounting of its processes.
+//! Lab of release binaries for benchmarks, with its processes.
 
 use std::{
     collections::BTreeMap,
@@ -150,7 +150,7 @@ impl Drop for Rig {
     }
 }
 
-/// Waits until a figure no longer changes: memory returned, records arrived.
+/// Waits until a measured value no longer changes.
 pub(crate) fn settled(mut figure: impl FnMut() -> Result<f64>) -> Result<f64> {
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut last = figure()?;

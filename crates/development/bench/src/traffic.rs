@@ -14,8 +14,8 @@ use crate::{
 
 /// Duration of each measurement in seconds.
 const SECONDS: u32 = 5;
-/// Each figure is the median of so many, measured alternately without and with the mesh. Those of few
-/// connections vary by half with the kernel's placement of their threads: three were not enough.
+/// Number of rounds, measured alternately without and with the mesh, whose median is reported. Results of few
+/// connections vary by half with the kernel's placement of their threads: three rounds were not enough.
 const ROUNDS: usize = 5;
 
 /// Returns the manifests of both pairs of pods.
@@ -53,7 +53,7 @@ spec:
     Ok(text)
 }
 
-/// A figure for one side.
+/// Measurement of one side.
 struct Side<'a> {
     rig: &'a Rig,
     namespace: &'static str,

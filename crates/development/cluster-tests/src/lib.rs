@@ -1,5 +1,4 @@
-//! A real Kubernetes for tests, with Ambit in it: one cluster for all tests of a run, a namespace of its
-//! own for each.
+//! Kubernetes clusters with Ambit for tests: one cluster for all tests of a run, and a namespace for each test.
 //!
 //! Every method panics with the condition it waited for and the state of the cluster: this crate is for
 //! tests only. `AMBIT_TEST_SLOT=0` makes the tests use the cluster that `cargo xtask cluster up` started,
@@ -18,68 +17,26 @@
 mod load;
 mod mesh;
 mod network_policies;
+mod pod;
 mod primary_cni;
 mod process;
 mod space;
 mod uninstall;
+mod wait;
 mod waypoint;
 mod wire;
-
-use std::{
-    path::{Path, PathBuf},
-    time::{Duration, Instant},
-};
 
 pub use ambit_cluster::{Boot, Cluster, IpFamily, Node, Options, Places, PrimaryCni, Slot};
 pub use ambit_lab::{Ending, Expected, FlowKind, FlowReport};
 pub use ambit_testkit::{binary, target};
 pub use load::{Failure, Load, Outcome};
-pub use mesh::{Access, MESH_NAMESPACE, Mesh, Part, VALUES};
+pub use mesh::{Access, MESH_NAMESPACE, Mesh, Part, VALUES, sources};
 pub use network_policies::{PolicyEngine, assert_network_policies_hold};
+pub use pod::{address, is_captured, is_ready, restarts};
 pub use primary_cni::{Probes, assert_at_home, delay_loopback, plugins};
 pub use process::Process;
-pub use space::{Space, address, is_captured, is_ready, restarts};
+pub use space::Space;
 pub use uninstall::assert_uninstalls;
+pub use wait::{TIMEOUT, throughout, until};
 pub use waypoint::{Waypoint, condition};
 pub use wire::{Wire, assert_nothing_in_plaintext, assert_only_tls, only_tls};
-
-/// Timeout of every operation on a busy machine.
-pub const TIMEOUT: Duration = Duration::from_secs(180);
-
-/// The repository's `build` directory.
-pub fn sources() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../build")
-}
-
-/// Waits until `condition` holds.
-#[track_caller]
-pub fn until(what: &str, condition: impl FnMut() -> bool) {
-    ambit_testkit::until_within(TIMEOUT, what, condition);
-}
-
-/// Checks that `condition` holds all the time.
-#[track_caller]
-pub fn throughout(what: &str, time: Duration, mut condition: impl FnMut() -> bool) {
-    let end = Instant::now() + time;
-    while Instant::now() < end {
-        assert!(condition(), "not all the time: {what}");
-        std::thread::sleep(Duration::from_millis(200));
-    }
-}
-
-/// Runs a command that must succeed; returns its output.
-#[track_caller]
-pub(crate) fn succeed(command: &mut std::process::Command) -> String {
-    let output = command
-        .output()
-        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(
-        output.status.success(),
-        "{command:?} ({}): {}{}",
-        output.status,
-        text(&output.stdout),
-        text(&output.stderr)
-    );
-    text(&output.stdout)
-}

@@ -1,4 +1,4 @@
-//! A steady load from a pod of its own, and its result.
+//! Steady load from a pod of its own, and its result.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::Space;
 
-/// Failures shown of each end.
+/// Number of the first and of the last failures that are printed.
 const SHOWN: usize = 4;
 
 /// 200 requests a second on keep-alive connections, 200 on new ones, ten long connections.
@@ -36,12 +36,12 @@ pub struct Outcome {
     pub failures: Vec<Failure>,
     /// Number of successful requests by mode.
     pub succeeded: BTreeMap<String, u64>,
-    /// The longest time between two successes, by mode.
+    /// Longest time between two successes, by mode.
     pub longest_silence: BTreeMap<String, Duration>,
 }
 
 impl<'a> Load<'a> {
-    /// Starts it against a server of this namespace; returns when all connections are in use.
+    /// Starts a load on a server of this namespace; returns when all connections are in use.
     pub fn start(space: &'a Space<'a>, name: &str, node: Option<&str>, server: &str) -> Self {
         // The Service may not be known everywhere yet.
         let script = format!(
@@ -56,7 +56,7 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// A tenth of the requests, and more time for each: for paths of several proxies.
+    /// Starts a load with a tenth of the requests, and longer timeouts: for paths of several proxies.
     pub fn start_gently(space: &'a Space<'a>, name: &str, node: &str, server: &str) -> Self {
         let script = format!(
             "until ambit-lab-tool get http://{server}/; do sleep 0.1; done
@@ -125,7 +125,7 @@ impl<'a> Load<'a> {
 }
 
 impl Outcome {
-    /// Fails the test if any opening was refused or not answered in time; open connections may have broken.
+    /// Fails the test if any connection could not be opened in time; open connections may have broken.
     #[track_caller]
     pub fn assert_all_opened(&self) {
         let mut failures = self.failures.iter();
@@ -145,7 +145,7 @@ impl Outcome {
     }
 }
 
-/// The sums, and the first and last failures: thousands of others would add nothing.
+/// Formats the sums, and the first and last failures.
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "succeeded: {:?}", self.succeeded)?;

@@ -1,10 +1,10 @@
-//! The cluster that the tests of a run share, or one that a test has to itself, and Ambit in it.
+//! Cluster with Ambit that the tests of a run share, or that a test has for itself.
 
 use std::{
     io::{BufRead, BufReader},
     ops::Deref,
     os::unix::process::CommandExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     sync::OnceLock,
 };
@@ -16,7 +16,7 @@ use kube::{Api, Client, api::ListParams};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::runtime::Runtime;
 
-use crate::{Space, Wire, binary, is_ready, sources, succeed, target, until};
+use crate::{binary, pod::is_ready, process::succeed, target, wait::until, wire::Wire};
 
 /// The namespace of the mesh.
 pub const MESH_NAMESPACE: &str = "istio-system";
@@ -24,13 +24,18 @@ pub const MESH_NAMESPACE: &str = "istio-system";
 /// The name of the Helm release.
 const RELEASE: &str = "ambit";
 
-/// Values for images of the test cluster, and for waypoints that let connections go on for longer than a test lasts.
+/// Chart values for the test cluster's images, and for a drain time of waypoints that is longer than any test.
 pub const VALUES: &str = "global.hub=ambit,global.tag=dev,global.imagePullPolicy=Never,\
     global.waypoint.terminationGracePeriodSeconds=300";
 
 static MESH: OnceLock<Mesh> = OnceLock::new();
-/// Tests that kill nodes, or replace the mesh, run alone.
+/// Lock by which tests that kill nodes or replace the mesh run alone.
 static ALONE: RwLock<()> = RwLock::new(());
+
+/// The repository's `build` directory.
+pub fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../build")
+}
 
 /// A component of Ambit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +51,7 @@ pub enum Part {
 impl Part {
     const ALL: [Self; 3] = [Self::Agent, Self::NodeProxy, Self::Control];
 
-    /// The label `app` of its pods.
+    /// Label `app` of the component's pods.
     fn label(self) -> &'static str {
         match self {
             Self::Agent => "ambit-agent",
@@ -55,7 +60,7 @@ impl Part {
         }
     }
 
-    /// The object that its pods belong to.
+    /// DaemonSet or Deployment of the component.
     pub fn object(self) -> &'static str {
         match self {
             Self::Agent => "daemonset/ambit-agent",
@@ -145,7 +150,7 @@ impl Drop for Access {
 const MAX_FAILED: usize = 60;
 
 impl Mesh {
-    /// The mesh, shared with other tests.
+    /// Returns the mesh, shared with other tests.
     pub fn shared() -> Access {
         let guard = Guard::Shared {
             _guard: ALONE.read(),
@@ -154,7 +159,7 @@ impl Mesh {
         Access { mesh, guard }
     }
 
-    /// The mesh, while no other test runs.
+    /// Returns the mesh while no other test runs.
     pub fn alone() -> Access {
         let guard = Guard::Alone {
             _guard: ALONE.write(),
@@ -163,16 +168,16 @@ impl Mesh {
         Access { mesh, guard }
     }
 
-    /// A mesh on a cluster of its own, which is removed with the value: `options` are those of
-    /// `cargo xtask cluster up`, `values` those of [`Self::install`]. No other test runs.
+    /// Creates a mesh on a cluster of its own, which is removed with the value: `options` are those of `cargo xtask
+    /// cluster up`, `values` those of [`Self::install`]. No other test runs.
     pub fn own(options: &[&str], values: &[&str]) -> Access {
         let mesh = Self::bare(options, &[]);
         mesh.install(values);
         mesh
     }
 
-    /// A cluster of its own, which is removed with the value, with Ambit's images and further archives of images, and
-    /// nothing installed. No other test runs.
+    /// Creates a cluster of its own, which is removed with the value, with Ambit's images and further archives of
+    /// images, and nothing installed. No other test runs.
     pub fn bare(options: &[&str], further: &[PathBuf]) -> Access {
         let guard = Guard::Alone {
             _guard: ALONE.write(),
@@ -260,7 +265,7 @@ impl Mesh {
         self.helm(&["uninstall", RELEASE, "--wait", "--timeout=5m"]);
     }
 
-    /// A Helm command, which must succeed; returns its output.
+    /// Runs a Helm command that must succeed; returns its output.
     #[track_caller]
     fn helm(&self, args: &[&str]) -> String {
         let mut command = ambit_testkit::helm();
@@ -350,7 +355,7 @@ impl Mesh {
         self.slot
     }
 
-    /// A command of `ambit`, which must succeed; returns its output.
+    /// Runs `ambit` with these arguments, which must succeed; returns its output.
     #[track_caller]
     pub fn ambit(&self, args: &[&str]) -> String {
         let mut command = Command::new(binary("ambit"));
@@ -361,13 +366,13 @@ impl Mesh {
         )
     }
 
-    /// A command of `kubectl`, which must succeed; returns its output.
+    /// Runs `kubectl` with these arguments, which must succeed; returns its output.
     #[track_caller]
     pub fn kubectl(&self, args: &[&str]) -> String {
         succeed(self.cluster.kubectl().args(args))
     }
 
-    /// A command of a shell in the repository, where `ambit` and `kubectl` are for this cluster.
+    /// Runs a shell command in the repository, where `ambit` and `kubectl` are for this cluster.
     pub fn shell(&self, command: &str) -> Output {
         let kubectl = self.cluster.kubectl();
         let quoted = |text: &std::ffi::OsStr| format!("'{}'", text.to_string_lossy());
@@ -386,11 +391,6 @@ impl Mesh {
             .env("KUBECONFIG", self.cluster.kubeconfig())
             .output()
             .unwrap_or_else(|error| panic!("{command}: {error}"))
-    }
-
-    /// A namespace for one test.
-    pub fn space(&self, name: &str) -> Space<'_> {
-        Space::new(self, name)
     }
 
     /// Captures all wires of the cluster.
@@ -427,7 +427,7 @@ impl Mesh {
         &self.cluster
     }
 
-    /// The node proxies' access logs, of all nodes and running containers.
+    /// Returns the node proxies' access logs of all nodes and running containers.
     pub fn access_log(&self) -> String {
         let pods = format!("--selector=app={}", Part::NodeProxy.label());
         let log = self.kubectl(&[
@@ -443,7 +443,7 @@ impl Mesh {
         lines.map(|line| format!("{line}\n")).collect()
     }
 
-    /// The last lines of the mesh's own pods, and of node proxies those about connections that failed.
+    /// Returns the last log lines of the mesh's own pods, and of node proxies those about failed connections.
     pub fn logs(&self) -> String {
         let access_log = self.access_log();
         let failed: Vec<_> = access_log
@@ -468,8 +468,8 @@ impl Mesh {
         text
     }
 
-    /// Counts of packets that the redirection of pods refused, by node and namespace: an application sees no difference
-    /// between that and a listener that is not there.
+    /// Returns counts of packets that pods' redirection rejected, by node and namespace: an application cannot
+    /// distinguish this from a missing listener.
     fn refused(&self) -> String {
         const RULES: &str = r#"for netns in /run/netns/*; do
             nsenter --net="$netns" nft list ruleset |

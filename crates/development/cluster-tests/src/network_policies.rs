@@ -1,10 +1,10 @@
-//! NetworkPolicies, which apply to packets: between captured pods to those of the tunnel, pod to pod.
+//! NetworkPolicies with captured pods: they apply to the packets of tunnels between the pods.
 
 use serde_json::json;
 
 use crate::{Ending, Mesh, Space, is_ready, restarts, until};
 
-/// The clients that may call the server, and at which ports.
+/// NetworkPolicy with the clients that may call the server, and the ports.
 const INGRESS: &str = "apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata: {name: server}
@@ -15,7 +15,7 @@ spec:
     ports: $PORTS
 ";
 
-/// The servers that the hermit may call.
+/// NetworkPolicy with the servers that the hermit may call.
 const EGRESS: &str = "apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata: {name: hermit}
@@ -110,7 +110,7 @@ fn assert_all_fail(space: &Space<'_>, apps: &[&str]) {
     });
 }
 
-/// Whether packets of a call were dropped or rejected on their way.
+/// Whether packets of a call were dropped or rejected.
 fn is_blocked(ending: Ending) -> bool {
     ending.is_cut() || matches!(ending, Ending::TimedOut | Ending::Refused)
 }

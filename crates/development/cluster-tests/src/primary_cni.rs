@@ -14,17 +14,17 @@ use crate::{
     assert_only_tls, is_ready, until,
 };
 
-/// Fate of kubelet's probes where only mutual TLS is accepted.
+/// Treatment of kubelet's probes where only mutual TLS is accepted.
 #[derive(Clone, Copy, Debug)]
 pub enum Probes {
-    /// Kubelet is known by its address, and its probes pass.
+    /// Probes pass, since kubelet is recognized by its address.
     Exempt,
-    /// The node does not see the pod's frames: a neighbour could pretend to be its kubelet.
+    /// Probes are plaintext like any other: the node does not see the pod's frames, so that a neighbour could pretend
+    /// to be kubelet.
     AsAnyPlaintext,
 }
 
-/// The mesh must work the same with every primary CNI. Returns a namespace with STRICT mTLS, a server and
-/// its clients.
+/// Checks that the mesh works with the primary CNI. Returns a namespace with STRICT mTLS, a server and its clients.
 #[track_caller]
 pub fn assert_at_home(mesh: &Mesh, probes: Probes) -> Space<'_> {
     let space = mesh.space("wired");
@@ -86,7 +86,7 @@ fn assert_tls_alone(mesh: &Mesh, space: &Space<'_>, server: &Pod, service: &AllF
     }
 }
 
-/// Pods whose first act is to call the server, on either node.
+/// Checks that pods which call the server at their start are captured, on either node.
 #[track_caller]
 fn assert_starters_captured(mesh: &Mesh, space: &Space<'_>, server: &Pod) {
     let wire = mesh.watch(&[&space.marker()]);
@@ -98,8 +98,7 @@ fn assert_starters_captured(mesh: &Mesh, space: &Space<'_>, server: &Pod) {
     assert_nothing_in_plaintext(&wire.finish(), &[server], &[9000]);
 }
 
-/// Once only mutual TLS is accepted, pods outside the mesh are refused; kubelet is not where it can be
-/// known.
+/// Checks that with STRICT mTLS pods outside the mesh are refused, and kubelet's probes are treated as in `probes`.
 #[track_caller]
 fn assert_probes_alone_in_plaintext(
     mesh: &Mesh,
@@ -150,8 +149,7 @@ spec: {mtls: {mode: PERMISSIVE}}
     }
 }
 
-/// The runtime calls the loopback plugin at the same time as all others: from now on that one is done
-/// last.
+/// Delays the loopback plugin, which the runtime calls concurrently with the others, so that it finishes last.
 pub fn delay_loopback(node: Node<'_>) {
     let plugins = node.plugins().unwrap();
     fs::copy(plugins.join("loopback"), plugins.join("loopback-itself")).unwrap();
@@ -183,7 +181,7 @@ struct AllFamilies {
     node_port: u16,
 }
 
-/// A Service of the server with addresses of all families of the cluster, and a port on every node.
+/// Creates a NodePort Service of the server with addresses of all families of the cluster.
 fn service_of_all_families(mesh: &Mesh, space: &Space<'_>) -> AllFamilies {
     space.apply(
         "apiVersion: v1

@@ -1,6 +1,6 @@
 //! Programs that a test runs on the host.
 
-use std::process::Child;
+use std::process::{Child, Command};
 
 /// Process that ends with the test.
 #[derive(Debug)]
@@ -11,4 +11,21 @@ impl Drop for Process {
         self.0.kill().ok();
         self.0.wait().ok();
     }
+}
+
+/// Runs a command that must succeed; returns its output.
+#[track_caller]
+pub(crate) fn succeed(command: &mut Command) -> String {
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(
+        output.status.success(),
+        "{command:?} ({}): {}{}",
+        output.status,
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+    text(&output.stdout)
 }

@@ -1,8 +1,6 @@
-//! A test's own namespace, and the pods in it.
+//! Namespace of a test, and its pods.
 
 use std::{
-    collections::BTreeMap,
-    net::IpAddr,
     process::Output,
     sync::atomic::{AtomicU32, Ordering},
     time::Instant,
@@ -16,10 +14,11 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use crate::{Mesh, TIMEOUT, until};
-
-/// Set by the agent on enrolled pods.
-const REDIRECTION: &str = "ambient.istio.io/redirection";
+use crate::{
+    mesh::Mesh,
+    pod::{addresses, is_captured, is_ready, node_addresses},
+    wait::{TIMEOUT, until},
+};
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
@@ -30,8 +29,15 @@ pub struct Space<'a> {
     name: String,
 }
 
+impl Mesh {
+    /// Creates a namespace for one test.
+    pub fn space(&self, name: &str) -> Space<'_> {
+        Space::new(self, name)
+    }
+}
+
 impl<'a> Space<'a> {
-    pub(crate) fn new(mesh: &'a Mesh, name: &str) -> Self {
+    fn new(mesh: &'a Mesh, name: &str) -> Self {
         // One of the same name may still be terminating.
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("{name}-{}-{number}", std::process::id());
@@ -47,13 +53,12 @@ impl<'a> Space<'a> {
         &self.name
     }
 
-    /// A text that only this test's pods send.
+    /// Text that only this test's pods send.
     pub fn marker(&self) -> String {
         format!("said-in-{}", self.name)
     }
 
-    /// Pods whose very first act is to call `server`, once, with [`Self::marker`]; then they stay.
-    /// Does not wait.
+    /// Deploys pods that call `server` once at their start, with [`Self::marker`], and then stay idle. Does not wait.
     pub fn deploy_starters(&self, count: u32, node: Option<&str>) {
         let marker = format!("--marker={}", self.marker());
         let args = ["first-connect", "server:9000", "--stay", &marker];
@@ -85,9 +90,8 @@ impl<'a> Space<'a> {
         self.mesh.apply(&text);
     }
 
-    /// A Deployment `name` of pods that run `ambit-lab-tool` with these arguments under a service account
-    /// of the same name, and a Service in front of ports 80 (to 8080) and 9000. On `node` if one is named.
-    /// Does not wait.
+    /// Creates a Deployment `name` of pods that run `ambit-lab-tool` with these arguments under a service account of
+    /// the same name, and a Service in front of ports 80 (to 8080) and 9000. On `node` if one is named. Does not wait.
     pub fn deploy(&self, name: &str, replicas: u32, node: Option<&str>, args: &[&str]) {
         let labels = json!({"app": name});
         let objects = [
@@ -114,7 +118,7 @@ impl<'a> Space<'a> {
         self.apply(&texts.join("\n---\n"));
     }
 
-    /// A server of HTTP (8080) and echo (9000), ready.
+    /// Deploys a server of HTTP (8080) and echo (9000), and waits until it is ready.
     pub fn serve(&self, name: &str, node: Option<&str>) -> Pod {
         self.deploy(
             name,
@@ -134,13 +138,13 @@ impl<'a> Space<'a> {
         server
     }
 
-    /// An idle pod for commands, ready.
+    /// Deploys an idle pod for commands, and waits until it is ready.
     pub fn client(&self, name: &str, node: Option<&str>) -> Pod {
         self.deploy(name, 1, node, &["sleep"]);
         self.ready(name, 1).remove(0)
     }
 
-    /// A pod that runs a shell's script once, not restarted. Does not wait.
+    /// Creates a pod that runs a shell script once. Does not wait.
     pub fn run(&self, name: &str, node: Option<&str>, script: &str) {
         let mut spec = pod_spec("default", node, &[]);
         spec["restartPolicy"] = "Never".into();
@@ -148,7 +152,7 @@ impl<'a> Space<'a> {
         self.pod(name, json!({}), json!({}), spec);
     }
 
-    /// An idle pod without an owner, for commands, with these labels and annotations. Does not wait.
+    /// Creates an idle pod without an owner, for commands, with these labels and annotations. Does not wait.
     pub fn lone(&self, name: &str, node: Option<&str>, labels: Value, annotations: Value) {
         self.pod(
             name,
@@ -158,7 +162,7 @@ impl<'a> Space<'a> {
         );
     }
 
-    /// A pod without an owner that runs `ambit-lab-tool` with these arguments. Does not wait.
+    /// Creates a pod without an owner that runs `ambit-lab-tool` with these arguments. Does not wait.
     pub fn lone_with(&self, name: &str, node: Option<&str>, labels: Value, args: &[&str]) {
         self.pod(name, labels, json!({}), pod_spec("default", node, args));
     }
@@ -172,19 +176,19 @@ impl<'a> Space<'a> {
         self.apply(&pod.to_string());
     }
 
-    /// The pods with that label `app` that are not ending.
+    /// Returns the pods with this label `app` that are not terminating.
     pub fn pods(&self, app: &str) -> Vec<Pod> {
         self.labelled(&format!("app={app}"))
     }
 
-    /// The pods with these labels that are not ending.
+    /// Returns the pods with these labels that are not terminating.
     pub(crate) fn labelled(&self, labels: &str) -> Vec<Pod> {
         let mut pods = self.labelled_or_ending(labels);
         pods.retain(|pod| pod.metadata.deletion_timestamp.is_none());
         pods
     }
 
-    /// The pods with these labels, those that are ending among them.
+    /// Returns the pods with these labels, including terminating ones.
     pub(crate) fn labelled_or_ending(&self, labels: &str) -> Vec<Pod> {
         let list = ListParams::default().labels(labels);
         let pods = self.mesh.wait_for(self.pod_api().list(&list));
@@ -236,7 +240,7 @@ impl<'a> Space<'a> {
         found.unwrap_or_default()
     }
 
-    /// The lines of a pod's log that are JSON.
+    /// Returns the JSON lines of a pod's log.
     pub fn events(&self, pod: &str) -> Vec<Value> {
         events(&self.log(pod))
     }
@@ -276,7 +280,7 @@ impl<'a> Space<'a> {
             .unwrap()
     }
 
-    /// A `GET` from a pod of the app: the answer, or the failure.
+    /// Sends a `GET` from a pod of the app; returns the response, or the failure.
     pub fn get(&self, app: &str, url: &str) -> Result<String, String> {
         let (ending, text) = self.try_get(app, url);
         match ending {
@@ -285,7 +289,7 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// A `GET` from a pod of the app: its ending, and its output.
+    /// Sends a `GET` from a pod of the app; returns its outcome and its output.
     pub fn try_get(&self, app: &str, url: &str) -> (Ending, String) {
         let output = self.exec(app, &["ambit-lab-tool", "get", url, "--timeout=5000"]);
         let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -296,8 +300,8 @@ impl<'a> Space<'a> {
         (Ending::of(output.status.code().unwrap_or(-1)), text)
     }
 
-    /// [`Self::get`] until it ends as expected: `true` is for an answer, `false` for a denial by a policy,
-    /// which an access log must report. No other failure counts.
+    /// Repeats [`Self::get`] until the expected outcome: `true` is a response, `false` a denial by a policy, which an
+    /// access log must report. No other failure counts.
     #[track_caller]
     pub fn until_get<'e>(&self, app: &str, url: &str, expected: impl Into<Expected<'e>>) {
         let expected = expected.into();
@@ -344,7 +348,7 @@ impl<'a> Space<'a> {
             .unwrap_or_default()
     }
 
-    /// The mesh it is on.
+    /// Returns the mesh of the namespace.
     pub fn mesh(&self) -> &Mesh {
         self.mesh
     }
@@ -383,7 +387,7 @@ impl Drop for Space<'_> {
     }
 }
 
-/// The lines that are JSON.
+/// Returns the JSON lines of a log.
 fn events(log: &str) -> Vec<Value> {
     let lines = log.lines();
     lines
@@ -410,53 +414,4 @@ fn pod_spec(account: &str, node: Option<&str>, args: &[&str]) -> Value {
             "readinessProbe": probe,
         }],
     })
-}
-
-/// Whether a pod is ready.
-pub fn is_ready(pod: &Pod) -> bool {
-    pod.status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten())
-        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
-}
-
-/// Number of restarts of a pod's containers.
-pub fn restarts(pod: &Pod) -> i32 {
-    let statuses = pod.status.iter().flat_map(|s| s.container_statuses.iter());
-    statuses.flatten().map(|status| status.restart_count).sum()
-}
-
-/// Whether the agent reports that a pod is enrolled.
-pub fn is_captured(pod: &Pod) -> bool {
-    let none = BTreeMap::new();
-    let annotations = pod.metadata.annotations.as_ref().unwrap_or(&none);
-    annotations
-        .get(REDIRECTION)
-        .is_some_and(|state| state == "enabled")
-}
-
-/// First address of a running pod.
-pub fn address(pod: &Pod) -> IpAddr {
-    pod.status
-        .as_ref()
-        .and_then(|status| status.pod_ip.as_ref())
-        .and_then(|ip| ip.parse().ok())
-        .unwrap_or_else(|| panic!("{} has no address", pod.name_any()))
-}
-
-/// Returns all addresses of a pod in both families.
-pub(crate) fn addresses(pod: &Pod) -> Vec<IpAddr> {
-    let ips = pod.status.iter().flat_map(|status| &status.pod_ips);
-    ips.flatten().filter_map(|ip| ip.ip.parse().ok()).collect()
-}
-
-/// Returns the addresses of a pod's node: its own, and the first of its pod CIDR, which faces its pods.
-fn node_addresses(pod: &Pod) -> Vec<IpAddr> {
-    let ips = pod.status.iter().flat_map(|status| &status.host_ips);
-    let own = ips.flatten().filter_map(|ip| ip.ip.parse().ok());
-    let first = addresses(pod).into_iter().map(|ip| match ip {
-        IpAddr::V4(ip) => IpAddr::from((u32::from(ip) & !0xff | 1).to_be_bytes()),
-        IpAddr::V6(ip) => IpAddr::from((u128::from(ip) >> 64 << 64 | 1).to_be_bytes()),
-    });
-    own.chain(first).collect()
 }

@@ -1,12 +1,12 @@
-//! Uninstalling the mesh, and what may be left of it.
+//! Uninstallation of the mesh, and checks for remains.
 
 use std::{fs, path::Path};
 
 use ambit_cluster::CNI_FILE;
 
-use crate::{Load, Mesh, succeed};
+use crate::{Load, Mesh, process::succeed};
 
-/// Statements of nftables in captured pods, which nothing else needs there.
+/// Statements of nftables that only captured pods have.
 const CAPTURING: [&str; 3] = ["redirect", "reject", "prerouting"];
 
 const NODE_RULES: &str = "nft list tables";

@@ -1,4 +1,4 @@
-//! A waypoint of a test's namespace, as its users see it.
+//! Waypoint of a test's namespace, operated like by users.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -6,9 +6,13 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::Value;
 
-use crate::{Space, is_ready, space::addresses, until};
+use crate::{
+    Space,
+    pod::{addresses, is_ready},
+    until,
+};
 
-/// The label that its pods and all its objects have.
+/// Label of a waypoint's pods and objects.
 const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
 /// Name of the waypoint, the command line's default.
 const NAME: &str = "waypoint";
@@ -20,7 +24,7 @@ pub struct Waypoint<'a> {
 }
 
 impl<'a> Waypoint<'a> {
-    /// `ambit waypoint apply`; ready with two pods.
+    /// Runs `ambit waypoint apply`, and waits for two ready pods.
     #[track_caller]
     pub fn apply(space: &'a Space<'a>) -> Self {
         let waypoint = Self { space };
@@ -29,7 +33,7 @@ impl<'a> Waypoint<'a> {
         waypoint
     }
 
-    /// The waypoint of that name that was applied by other means; ready with two pods.
+    /// Returns the waypoint that was applied by other means, once it has two ready pods.
     #[track_caller]
     pub fn applied(space: &'a Space<'a>) -> Self {
         let waypoint = Self { space };
@@ -37,13 +41,13 @@ impl<'a> Waypoint<'a> {
         waypoint
     }
 
-    /// `ambit waypoint delete`.
+    /// Runs `ambit waypoint delete`.
     #[track_caller]
     pub fn delete(&self) {
         self.ambit(&["delete", NAME]);
     }
 
-    /// `ambit waypoint`, of the cluster even where a lab is up.
+    /// Runs `ambit waypoint` on the cluster even if a lab is running.
     #[track_caller]
     fn ambit(&self, args: &[&str]) {
         let mesh = self.space.mesh();
@@ -64,7 +68,7 @@ impl<'a> Waypoint<'a> {
         self.space.labelled(&format!("{GATEWAY_NAME}={NAME}"))
     }
 
-    /// The addresses of its pods; one that starts has none yet.
+    /// Returns the addresses of the waypoint's pods; a starting pod has none yet.
     pub fn addresses(&self) -> BTreeSet<IpAddr> {
         let pods = self.pods();
         let first = pods
@@ -84,7 +88,7 @@ impl<'a> Waypoint<'a> {
         pods
     }
 
-    /// Scales it; waits until that is done.
+    /// Scales the waypoint, and waits for the pods.
     #[track_caller]
     pub fn scale(&self, count: usize) {
         let replicas = format!("--replicas={count}");
@@ -92,8 +96,8 @@ impl<'a> Waypoint<'a> {
         self.ready(count);
     }
 
-    /// Waits until it has no pod, not even one that is ending: such a pod serves as long as requests come and no other
-    /// pod serves.
+    /// Waits until the waypoint has no pod, not even a terminating one, which serves as long as requests come and no
+    /// other pod serves.
     #[track_caller]
     pub fn until_gone(&self) {
         let label = format!("{GATEWAY_NAME}={NAME}");
@@ -102,7 +106,7 @@ impl<'a> Waypoint<'a> {
         });
     }
 
-    /// Does something that replaces its pods; waits until they are replaced.
+    /// Runs `change`, which replaces the waypoint's pods, and waits until they are replaced.
     #[track_caller]
     pub fn replaced(&self, by: impl FnOnce(&Self)) {
         let before: BTreeSet<_> = self.pods().iter().map(ResourceExt::uid).collect();
@@ -114,7 +118,7 @@ impl<'a> Waypoint<'a> {
         });
     }
 
-    /// Changes its Gateway by a merge.
+    /// Patches the waypoint's Gateway by a merge.
     #[track_caller]
     pub fn patch(&self, patch: &Value) {
         let patch = patch.to_string();
@@ -128,7 +132,7 @@ impl<'a> Waypoint<'a> {
         serde_json::from_str(&text).expect("kubectl writes JSON")
     }
 
-    /// Waits until a condition of its Gateway is `STATUS REASON`.
+    /// Waits until a condition of the Gateway is `STATUS REASON`.
     #[track_caller]
     pub fn until_condition(&self, kind: &str, expected: &str) {
         let mut last = Value::Null;
@@ -146,14 +150,14 @@ impl<'a> Waypoint<'a> {
         self.kubectl(&["get", kinds, &label, "--output=name"])
     }
 
-    /// The access logs of its pods.
+    /// Returns the access logs of the waypoint's pods.
     #[track_caller]
     pub fn access_log(&self) -> String {
         let label = format!("--selector={GATEWAY_NAME}={NAME}");
         self.kubectl(&["logs", &label, "--tail=-1", "--prefix"])
     }
 
-    /// The metrics of its pods, requested by a pod of the app.
+    /// Returns the metrics of the waypoint's pods, requested by a pod of the app.
     pub fn metrics(&self, app: &str) -> String {
         let addresses = self.addresses();
         let pages = addresses.iter().map(|address| {
@@ -164,7 +168,7 @@ impl<'a> Waypoint<'a> {
     }
 }
 
-/// `STATUS REASON` of a condition of an object's status.
+/// Returns `STATUS REASON` of a condition in an object's status.
 pub fn condition(status: &Value, kind: &str) -> Option<String> {
     let conditions = status["conditions"].as_array()?;
     let one = conditions.iter().find(|one| one["type"] == kind)?;

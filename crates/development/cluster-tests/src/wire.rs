@@ -1,13 +1,14 @@
-//! The traffic on the wires of the cluster: between nodes, and between pods of a node.
+//! Traffic on the wires of the cluster: between nodes, and between pods of a node.
 
 use std::net::IpAddr;
 
-use crate::space::addresses;
 use ambit_cluster::Cluster;
 use ambit_lab::{Capture, FlowKind, FlowReport};
 use ambit_sys::netns::Netns;
 use k8s_openapi::api::core::v1::Pod;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, eth, sockopt};
+
+use crate::pod::addresses;
 
 /// The port of HBONE.
 const TUNNEL: u16 = 15008;
@@ -48,8 +49,8 @@ impl Wire {
     }
 }
 
-/// Fails if a marker was readable anywhere, or if a connection was opened to one of the pods at one of
-/// the ports: captured clients use the tunnel.
+/// Fails if a marker was readable, or if a connection was opened to one of the pods at one of the ports, since captured
+/// clients use the tunnel.
 #[track_caller]
 pub fn assert_nothing_in_plaintext(reports: &[FlowReport], servers: &[&Pod], ports: &[u16]) {
     let addresses = addresses_of(servers);

@@ -1,5 +1,5 @@
-//! The addresses of everything in a lab. Pure; the same in every lab, since each has a network of its
-//! own.
+//! Addresses of nodes, pods and services of a lab. They are the same in every lab, since each has networks of its own.
+//! Pure.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -30,17 +30,17 @@ impl AddressPlan {
         self.fabric(1, 0)
     }
 
-    /// The control plane's.
+    /// Addresses of the control plane on the fabric.
     pub(crate) fn control(self) -> Vec<IpNet> {
         self.fabric(2, 0)
     }
 
-    /// A node's; nodes count from 1.
+    /// Addresses of a node on the fabric; nodes count from 1.
     pub(crate) fn node(self, number: u8) -> Vec<IpNet> {
         self.fabric(number, 1)
     }
 
-    /// The prefixes of a node's pods.
+    /// Networks of a node's pods.
     pub(crate) fn pods(self, number: u8) -> Vec<IpNet> {
         self.pick(
             (Ipv4Addr::new(10, 244, number, 0), 24),
@@ -85,7 +85,7 @@ impl AddressPlan {
     }
 }
 
-/// The route to everywhere of the family of `address`.
+/// Default route of the family of `address`.
 pub(crate) fn default_route(address: IpAddr) -> IpNet {
     match address {
         IpAddr::V4(_) => IpNet::V4(Ipv4Net::default()),
@@ -93,7 +93,7 @@ pub(crate) fn default_route(address: IpAddr) -> IpNet {
     }
 }
 
-/// Network that holds `address` alone.
+/// Network of `address` alone.
 pub(crate) fn host_route(address: IpAddr) -> IpNet {
     IpNet::from(address)
 }

@@ -17,7 +17,7 @@ use crate::{
     shim::Shim,
 };
 
-/// Shared by everything in the supervisor. The lock is held for moments only.
+/// Shared state of the supervisor. Its lock is held briefly only.
 #[derive(Debug)]
 pub(crate) struct Board {
     pub(crate) layout: Layout,
@@ -124,7 +124,7 @@ impl Board {
         }
     }
 
-    /// A daemon can be replaced by a second process of itself.
+    /// Registers a daemon that can be replaced by a second process of itself.
     pub(crate) fn daemon_replaceable(
         &self,
         name: &str,
@@ -148,13 +148,14 @@ impl Board {
             .map(|(_, _, replace)| replace.clone())
     }
 
-    /// Records the problems of manifests, the Gateways of waypoints, and the objects that policies hang on.
+    /// Records the problems of manifests, the Gateways of waypoints, and the objects that decide the scopes of
+    /// policies.
     pub(crate) fn decided(&self, problems: Vec<String>, gateways: Vec<Value>, objects: Vec<Value>) {
         let mut inner = self.inner.lock();
         (inner.problems, inner.gateways, inner.objects) = (problems, gateways, objects);
     }
 
-    /// The objects that policies hang on, with what agents have written on pods.
+    /// Returns the objects that decide the scopes of policies, with the agents' annotations of pods.
     pub(crate) fn objects(&self) -> Vec<Value> {
         let inner = self.inner.lock();
         let mut objects = inner.objects.clone();
@@ -206,7 +207,7 @@ impl Board {
         }
     }
 
-    /// The namespace of a place.
+    /// Returns a network namespace of the lab.
     pub(crate) fn netns(&self, place: &LabNetns) -> Result<Netns, String> {
         match place {
             LabNetns::Fabric => Ok(self.fabric.clone()),
@@ -226,8 +227,8 @@ impl Board {
             .ok_or_else(|| format!("there is no node {name:?}"))
     }
 
-    /// The pod that `name` means, ready for a process: `namespace/name`, a name, or the beginning of
-    /// either (so that a Deployment's name finds one of its pods); `deploy/x` too.
+    /// Finds the pod of `name` for a process: `namespace/name`, a name, the beginning of either (so that a Deployment's
+    /// name finds one of its pods), or `deploy/x`.
     pub(crate) fn in_pod(&self, name: &str, container: Option<&str>) -> Result<InPod, String> {
         let inner = self.inner.lock();
         let entry = inner.find(name)?;
@@ -253,7 +254,7 @@ impl Board {
             .container_log(&entry.plan.uid, &entry.container(container)?))
     }
 
-    /// The mounts and host name that every process of a pod gets.
+    /// Returns mounts and host name for processes of a pod.
     pub(crate) fn shim_of(&self, plan: &PodPlan) -> Shim {
         let dir = self.layout.pod(&plan.uid);
         Shim {

@@ -1,5 +1,5 @@
-//! The traffic between the nodes: frames of the fabric, assigned to TCP connections, checked for being
-//! TLS record by record, and searched for bytes that must not be readable.
+//! Captured traffic between the nodes: frames of the fabric, assigned to TCP connections, checked record by record for
+//! TLS, and searched for texts that must not be readable.
 //!
 //! [`Traffic`] is pure; [`Capture`] feeds it from a packet socket.
 
@@ -19,8 +19,8 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-/// Frames remembered to recognise the same frame on its way out of the bridge.
-const SEEN: usize = 4096;
+/// Number of remembered frames, by which a frame is recognized on its second port of the bridge.
+const MAX_REMEMBERED_FRAMES: usize = 4096;
 
 /// The kind of a flow, by its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -112,7 +112,7 @@ impl Traffic {
             return;
         }
         self.order.push_back(hash);
-        if self.order.len() > SEEN
+        if self.order.len() > MAX_REMEMBERED_FRAMES
             && let Some(old) = self.order.pop_front()
         {
             self.seen.remove(&old);
@@ -202,7 +202,7 @@ impl Traffic {
         stream.record.take(fresh)
     }
 
-    /// Flows that were seen, by client and server.
+    /// Returns the flows by client and server.
     pub fn reports(&self) -> Vec<FlowReport> {
         self.flows.values().cloned().collect()
     }
@@ -262,7 +262,7 @@ fn count(haystack: &[u8], needle: &[u8]) -> u64 {
         .count() as u64
 }
 
-/// Ethernet, IPv4 or IPv6 without extension headers, TCP or UDP; other frames have no payload here.
+/// Parses Ethernet, IPv4 or IPv6 without extension headers, and TCP or UDP; `None` for other frames.
 fn parse(frame: &[u8]) -> Option<Segment<'_>> {
     let (kind, packet) = (frame.get(12..14)?, frame.get(14..)?);
     let (source, target, protocol, body): (IpAddr, IpAddr, u8, &[u8]) = match kind {
@@ -351,7 +351,7 @@ fn number(bytes: &[u8]) -> u16 {
     bytes.try_into().map_or(0, u16::from_be_bytes)
 }
 
-/// A capture that runs on a thread of its own until [`Capture::finish`], or until it is dropped.
+/// Capture on a thread of its own until [`Capture::finish`], or until it is dropped.
 #[derive(Debug)]
 pub struct Capture {
     stop: Arc<AtomicBool>,
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn records_may_be_cut_anywhere() {
+    fn tls_records_may_be_split_anywhere() {
         let records = [&[22, 3, 1, 0, 3, 9, 9, 9][..], &[23, 3, 3, 0, 1, 9]].concat();
         for cut in 1..records.len() {
             let (first, second) = records.split_at(cut);
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn plaintext_is_seen_and_its_marker_found() {
+    fn plaintext_and_its_marker_are_found() {
         let report = connection(8080, &[b"GET / SECRET"]).reports().remove(0);
         assert_eq!(
             (report.kind, report.clear_bytes, report.markers),
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_belong_to_the_connection_and_garbage_to_nobody() {
+    fn replies_belong_to_the_connection_and_garbage_to_none() {
         let mut traffic = connection(80, &[b"a"]);
         traffic.frame(&tcp((2, 80), (1, 40000), 5, 18, b""));
         traffic.frame(&tcp((2, 80), (1, 40000), 6, 16, b"bb"));

@@ -1,4 +1,4 @@
-//! A client of a running lab. Blocking: for commands and tests.
+//! Blocking client of a running lab, for commands and tests.
 
 use std::{
     fs, io,
@@ -23,7 +23,7 @@ use crate::{
 /// Timeout for a lab to shut down before its first process is killed.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why a request to a lab failed.
+/// Error of a request to a lab.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No lab of this name exists.
@@ -59,7 +59,7 @@ fn until(condition: impl Fn() -> bool) {
     }
 }
 
-/// A lab that runs.
+/// Client of a running lab.
 #[derive(Clone, Debug)]
 pub struct Client {
     state: StateDir,
@@ -74,12 +74,12 @@ impl Client {
         Ok(Self::new(StateDir::find(base, name)?))
     }
 
-    /// Talks to the lab of a directory.
+    /// Creates a client for the lab of a directory.
     pub fn new(state: StateDir) -> Self {
         Self { state }
     }
 
-    /// The whole status.
+    /// Returns the status of the lab.
     ///
     /// # Errors
     /// When the lab does not answer.
@@ -90,8 +90,8 @@ impl Client {
         }
     }
 
-    /// The objects that policies hang on, as the control plane reads them: pods with their addresses, services,
-    /// Gateways, policies.
+    /// Returns the objects that decide the scopes of policies, as the control plane reads them: pods with their
+    /// addresses, services, Gateways, policies.
     ///
     /// # Errors
     /// When the lab does not answer.
@@ -240,7 +240,7 @@ impl Client {
         ))
     }
 
-    /// Starts to capture what passes through a namespace; the fabric's is the traffic between the nodes.
+    /// Starts a packet capture in a network namespace; in the fabric's it captures the traffic between the nodes.
     ///
     /// # Errors
     /// When the lab cannot open a packet socket.

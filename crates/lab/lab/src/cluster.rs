@@ -1,5 +1,5 @@
-//! The desired state: manifests in; pods to start and stop, and objects to add, out. The lab's API
-//! server, controllers and scheduler in one pure state machine.
+//! State machine of the lab's API server, controllers and scheduler: manifests in; pods to start and stop, and objects
+//! to write, out. Pure.
 //!
 //! Knows no files, processes or namespaces; [`crate::supervisor`] carries its effects out.
 
@@ -24,12 +24,12 @@ use serde_json::{Value, json};
 pub(crate) use pod::{ContainerObserved, ContainerState, Observed, Phase, PodPlan};
 pub(crate) use schedule::NodeInfo;
 pub(crate) use service::{PortView, ServiceView, container_port};
+pub(crate) use waypoints::SYSTEM_NAMESPACE;
+
+use pod::PodRecord;
 use waypoints::Waypoints;
 
 use crate::addresses::AddressPlan;
-
-/// The namespace of the mesh's own pods.
-pub(crate) const SYSTEM: &str = "istio-system";
 
 /// The desired and the observed state of the cluster.
 pub(crate) struct Cluster {
@@ -38,21 +38,15 @@ pub(crate) struct Cluster {
     /// Objects of the manifests.
     objects: BTreeMap<ObjectKey, Object>,
     waypoints: Waypoints,
-    pods: BTreeMap<ObjectKey, Record>,
+    pods: BTreeMap<ObjectKey, PodRecord>,
     service_ips: BTreeMap<ObjectKey, Vec<IpAddr>>,
     next_service: u16,
     views: Vec<ServiceView>,
     added: BTreeMap<ObjectKey, Value>,
     unschedulable: BTreeMap<ObjectKey, String>,
-    /// Pods of an earlier template wait for those that replace them.
+    /// Whether pods of an earlier template stay until their replacements are ready.
     rolling: bool,
     new_uid: Box<dyn FnMut() -> String + Send>,
-}
-
-struct Record {
-    plan: PodPlan,
-    observed: Observed,
-    terminating: bool,
 }
 
 /// An event of the cluster.
@@ -143,7 +137,7 @@ impl Cluster {
         effects
     }
 
-    /// Pods that no node can take, and Gateways without a waypoint, and why.
+    /// Returns the unschedulable pods and the Gateways without a waypoint, with the reasons.
     pub(crate) fn problems(&self) -> Vec<String> {
         let gateways = self.waypoints.problems.iter();
         let gateways = gateways.map(|(key, problem)| (key, &problem.why));
@@ -169,7 +163,7 @@ impl Cluster {
         all.collect()
     }
 
-    /// The objects that policies hang on, with what the lab adds to them.
+    /// Returns the objects that decide the scopes of policies, with the fields that the lab adds.
     pub(crate) fn objects(&self) -> Vec<Value> {
         let mut all: BTreeMap<_, _> = self
             .objects
@@ -177,7 +171,8 @@ impl Cluster {
             .filter_map(|(key, object)| Some((key, overlay::of_policies(object)?)))
             .collect();
         let added = self.added.iter();
-        for (key, more) in added.filter(|(key, _)| overlay::POLICIES_HANG_ON.contains(&key.kind)) {
+        for (key, more) in added.filter(|(key, _)| overlay::POLICY_SCOPE_KINDS.contains(&key.kind))
+        {
             json_patch::merge(all.entry(key).or_insert(Value::Null), more);
         }
         all.into_values().collect()
@@ -190,7 +185,7 @@ impl Cluster {
         self.objects.iter().chain(made)
     }
 
-    fn by_uid(&mut self, uid: &str) -> Option<&mut Record> {
+    fn by_uid(&mut self, uid: &str) -> Option<&mut PodRecord> {
         self.pods.values_mut().find(|record| record.plan.uid == uid)
     }
 
@@ -230,7 +225,7 @@ impl Cluster {
                         pod: want.pod,
                         deployment: want.deployment.map(|asking| asking.key),
                     };
-                    let record = Record {
+                    let record = PodRecord {
                         plan: plan.clone(),
                         observed: Observed::default(),
                         terminating: false,
@@ -309,7 +304,7 @@ impl Cluster {
             desired.extend(gateway.map(|gateway| (key.clone(), gateway)));
         }
         for (key, record) in &self.pods {
-            let Record {
+            let PodRecord {
                 plan,
                 observed,
                 terminating,
@@ -327,7 +322,7 @@ impl Cluster {
         self.added = desired;
     }
 
-    /// Returns a Gateway with the addresses and state of its waypoint; nothing if none is to be deployed.
+    /// Returns a Gateway with the addresses and state of its waypoint; `None` if it has no waypoint.
     fn gateway(&self, key: &ObjectKey) -> Option<Value> {
         let problem = self.waypoints.problems.get(key);
         let is_gateway = self.waypoints.gateways.contains(key);

@@ -1,5 +1,4 @@
-//! The runtime's side of CNI: executes a list of plugins for a pod's namespace, as kubelet's container
-//! runtime does.
+//! Runtime side of CNI: executes a list of plugins for a pod's network namespace, like a container runtime.
 
 use std::{
     ffi::OsString,
@@ -19,13 +18,13 @@ use crate::{
     fabric::Node,
 };
 
-/// The timeout of common runtimes.
+/// Timeout of a plugin, that of common runtimes.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The interface of a pod.
 const INTERFACE: &str = "eth0";
 
-/// Why a pod's network could not be set up.
+/// Error of setting up a pod's network.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CniError {
     #[error("cannot run the plugin {plugin}: {source}")]
@@ -94,7 +93,7 @@ impl PluginList {
         }
     }
 
-    /// The list in the form of a file, for users.
+    /// Returns the list as a configuration file, for users.
     pub(crate) fn to_json(&self) -> Value {
         json!({"cniVersion": self.version, "name": self.name, "plugins": self.plugins})
     }

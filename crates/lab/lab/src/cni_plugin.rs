@@ -1,6 +1,5 @@
-//! The lab's own primary CNI plugin: a bridge, addresses from files, and routes that lead every
-//! packet of a pod, also to its neighbours, through the node, so that the node sees (and translates)
-//! both directions of each connection.
+//! The lab's own primary CNI plugin: a bridge, addresses from files, and routes of all of a pod's packets, also to its
+//! neighbours, through the node, so that the node sees (and translates) both directions of each connection.
 //!
 //! It runs in the node's namespace under the name [`PLUGIN_NAME`] and supports CNI 0.4.0 to 1.1.0.
 
@@ -282,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn leases_go_round_before_an_address_is_given_again() {
+    fn addresses_are_reused_only_after_all_others() {
         let dir = tempfile::tempdir().unwrap();
         let leases = Leases::open(dir.path()).unwrap();
         let gateway: IpNet = "10.1.0.1/29".parse().unwrap();

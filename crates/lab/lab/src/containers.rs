@@ -1,4 +1,4 @@
-//! One container: its process, its restarts and its probes.
+//! Containers: processes, restarts and probes.
 
 use std::{
     collections::BTreeMap,
@@ -31,8 +31,8 @@ use crate::{
 /// Waits between restarts: shorter than the kubelet's, since a lab is used interactively.
 const FIRST_RESTART: Duration = Duration::from_millis(200);
 const LAST_RESTART: Duration = Duration::from_secs(10);
-/// A container that ran this long is restarted without delay.
-const STABLE: Duration = Duration::from_secs(10);
+/// Running time after which a container is restarted without delay.
+const STABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// A pod's sandbox: the namespaces of its containers.
 #[derive(Clone, Debug)]
@@ -114,7 +114,7 @@ impl PodContext {
         }
     }
 
-    /// A command in this pod; the caller sets the standard streams.
+    /// Builds a command in this pod; the caller sets the standard streams.
     pub(crate) fn command(
         &self,
         argv: Vec<String>,
@@ -146,7 +146,7 @@ impl PodContext {
     }
 }
 
-/// Kubernetes' `$(NAME)`; `$$` is a dollar, unknown names stay as they are.
+/// Expands Kubernetes' `$(NAME)`; `$$` is a dollar, unknown names stay.
 fn expand(text: &str, env: &BTreeMap<String, String>) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -237,7 +237,7 @@ pub(crate) async fn run(
             return;
         }
         report(&seen).await;
-        wait = if started.elapsed() > STABLE {
+        wait = if started.elapsed() > STABLE_AFTER {
             FIRST_RESTART
         } else {
             (wait * 2).min(LAST_RESTART)
@@ -454,7 +454,7 @@ async fn once(context: &PodContext, container: &Container, probe: &Probe) -> io:
     }
 }
 
-/// The exit code, as shells count signals.
+/// Returns the exit code, like shells for signals.
 pub(crate) fn exit_code(status: &ExitStatus) -> i32 {
     use std::os::unix::process::ExitStatusExt;
     status

@@ -1,4 +1,4 @@
-//! A process of the mesh that is restarted whenever it ends, and can be replaced by a second one.
+//! Processes of the mesh, which are restarted whenever they end, and can be replaced by a second process.
 
 use std::{
     fs::{self, File},
@@ -19,13 +19,13 @@ use crate::{
     shim::Shim,
 };
 
-/// The first wait before a restart; doubled each time up to [`SLOWEST`].
+/// Initial delay before a restart, doubled each time up to [`SLOWEST`].
 const FASTEST: Duration = Duration::from_millis(20);
 const SLOWEST: Duration = Duration::from_secs(2);
-/// A process that ran this long is restarted at once.
-const STABLE: Duration = Duration::from_secs(2);
+/// Running time after which a process is restarted without delay.
+const STABLE_AFTER: Duration = Duration::from_secs(2);
 
-/// Longest wait for a replaced process to end, and for a new one to become ready.
+/// Timeout for a replaced process to end, and for a new one to become ready.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -38,7 +38,7 @@ pub(crate) struct Daemon {
     pub(crate) shim: Shim,
     pub(crate) env: Vec<(String, String)>,
     pub(crate) log: PathBuf,
-    /// The line in its log when it is ready, if it may be replaced.
+    /// Log line that reports readiness, if the daemon may be replaced.
     pub(crate) ready: Option<&'static str>,
 }
 
@@ -82,7 +82,7 @@ impl Daemon {
             );
             restarts += 1;
             board.daemon(self.status(None, restarts, Some(message)));
-            wait = if started.elapsed() > STABLE {
+            wait = if started.elapsed() > STABLE_AFTER {
                 FASTEST
             } else {
                 (wait * 2).min(SLOWEST)
@@ -114,7 +114,7 @@ impl Daemon {
         ready
     }
 
-    /// Waits until the log, after so many bytes, has the line that reports readiness.
+    /// Waits until the log, after this number of bytes, has the line that reports readiness.
     async fn until_ready(&self, from: u64) -> io::Result<()> {
         let Some(ready) = self.ready else {
             return Ok(());

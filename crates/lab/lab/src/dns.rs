@@ -1,5 +1,5 @@
-//! The cluster's DNS: names of services and of the pods of headless ones, and SRV records of their named
-//! ports. Each node has a server at its own address; all answer from the same zone.
+//! DNS of the cluster: names of services and of the pods of headless ones, and SRV records of their named ports. Each
+//! node has a server at its own address; all answer from the same zone.
 
 use std::{
     collections::BTreeMap,
@@ -83,7 +83,7 @@ impl Zone {
         Self { names, ports }
     }
 
-    /// The records of a kind that a name has, maybe none; or why there is no such name.
+    /// Returns the records of a type at a name, possibly none; an error if the name does not exist.
     fn look_up(&self, name: &Name, kind: RecordType) -> Result<Vec<Record>, ResponseCode> {
         let text = name.to_ascii().to_lowercase();
         let text = text.trim_end_matches('.');
@@ -182,7 +182,7 @@ pub(crate) fn resolv_conf(servers: &[IpAddr], namespace: &str) -> String {
     text
 }
 
-/// The same of a pod that has servers of its own (`dnsPolicy: None`).
+/// `/etc/resolv.conf` of a pod with `dnsPolicy: None`.
 pub(crate) fn own_resolv_conf(spec: &PodSpec) -> Option<String> {
     let policy = spec.dns_policy.as_deref();
     let config = spec
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn questions_get_answers_that_fit_and_replies_get_none() {
+    async fn queries_get_matching_answers_and_responses_get_none() {
         let replicas = (0..100).map(|number| IpAddr::from([10, 244, 1, number]));
         let names = [
             (

@@ -1,5 +1,5 @@
-//! The network that joins the nodes: a bridge in the lab's own namespace, a namespace for each node
-//! and one for the control plane.
+//! Network between the nodes: a bridge in the lab's own namespace, a namespace for each node and one for the control
+//! plane.
 
 use std::{net::IpAddr, path::PathBuf};
 
@@ -132,8 +132,8 @@ fn forward(host: &Host, plan: AddressPlan) -> Result<(), HostError> {
     Ok(())
 }
 
-/// The parent of pods' interfaces under the `macvlan` plugin: one end of a pair whose other end is the
-/// node's, so that pods reach the node itself, which is not reachable through a parent.
+/// Parent of pods' interfaces with the `macvlan` plugin: one end of a pair whose other end is the node's, since pods
+/// cannot reach the node through the parent itself.
 pub(crate) const MACVLAN_MASTER: &str = "pods1";
 const MACVLAN_GATEWAY: &str = "pods0";
 

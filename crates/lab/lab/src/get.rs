@@ -1,9 +1,8 @@
-//! The result of a `GET` of `ambit-lab-tool get`, and the results that a test may wait for: kinds of
-//! failure are distinguished.
+//! Outcomes of `ambit-lab-tool get`, and the outcomes that a test may wait for, with kinds of failure.
 
 use std::net::IpAddr;
 
-/// Name of the program that pods of labs run for want of another: servers and clients. It is beside `ambit`.
+/// Name of the program with servers and clients for pods of labs, in the directory of `ambit`.
 pub const LAB_TOOL: &str = "ambit-lab-tool";
 
 /// The node proxy's log text for every connection that a policy denies.
@@ -51,13 +50,13 @@ impl Ending {
     }
 }
 
-/// The result that a test waits for.
+/// Outcome that a test waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected<'a> {
     /// The server responds.
     Answer,
-    /// The connection is cut, and an access log gives a policy as the reason, with this in its text: the
-    /// name of the policy if it is a DENY.
+    /// The connection is closed, and an access log has a policy with this text as the reason: the policy's name if it
+    /// is a DENY.
     Denial(&'a str),
     /// Failure of this kind.
     Failure(Ending),
@@ -84,7 +83,8 @@ impl From<Ending> for Expected<'_> {
 }
 
 impl Expected<'_> {
-    /// Whether `ending` may be it. A denial also needs evidence in the access log ([`denials`]).
+    /// Whether `ending` is possible for the expected outcome. A denial also needs evidence in the access log
+    /// ([`denials`]).
     pub fn permits(self, ending: Ending) -> bool {
         match self {
             Self::Answer => ending == Ending::Answered,
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_connection_that_is_cut_may_be_a_denial() {
+    fn only_closed_connections_may_be_denials() {
         let denial = Expected::from(false);
         for (code, permitted) in [
             (56, true),

@@ -35,7 +35,7 @@ use crate::{
 /// One stage of starting a lab; see the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Outside, waiting for the end.
+    /// Process outside of the lab, which waits for the lab's end.
     Guard,
     /// Process 1 of the lab.
     Init,
@@ -64,7 +64,7 @@ impl FromStr for Stage {
     }
 }
 
-/// Why a lab does not start.
+/// Error of starting a lab.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
     /// The options are invalid.
@@ -73,7 +73,7 @@ pub enum LaunchError {
     /// The lab's directory cannot be used.
     #[error(transparent)]
     State(#[from] StateError),
-    /// A process or file.
+    /// A process cannot be started, or a file not be written.
     #[error("cannot {what}")]
     Io {
         /// Action that failed.
@@ -108,7 +108,7 @@ pub fn launch(base: &Path, options: &Options) -> Result<StateDir, LaunchError> {
     started.map(|()| state)
 }
 
-/// Missing programs are reported here, rather than by a lab that never becomes ready.
+/// Reports missing programs before the start, since the lab would never become ready.
 fn check_binaries(options: &Options) -> Result<(), String> {
     let mut needed = Vec::new();
     if options.mesh {
@@ -246,8 +246,8 @@ fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The lock of the lab, which the launching process has taken and given as standard input: a lab that
-/// starts is never without it. No process of the lab inherits it.
+/// Returns the lock of the lab, which the launching process holds and passes as standard input, so that a starting lab
+/// always has it. No process of the lab inherits it.
 fn inherited_lock() -> io::Result<File> {
     let lock = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;

@@ -1,5 +1,5 @@
-//! The file layout of a lab. Private files (keys, tokens, live objects, logs) are under `run`, a memory
-//! file system in the lab's own mount namespace, which is invisible from outside and goes with the lab.
+//! File layout of a lab. Private files (keys, tokens, live objects, logs) are under `run`, a memory file system in the
+//! lab's own mount namespace, which is invisible from outside and ends with the lab.
 
 use std::path::{Path, PathBuf};
 
@@ -35,11 +35,11 @@ impl Layout {
         socket = "control.sock";
         /// The supervisor's own log.
         log = "lab.log";
-        /// The private part.
+        /// Directory of private files.
         run = "run";
-        /// Objects the lab adds: nodes, pods of deployments, addresses, states.
+        /// Objects that the lab adds: nodes, pods of Deployments, addresses, states.
         live = "run/live";
-        /// Annotations the agents write.
+        /// Annotations that agents write.
         status = "run/status";
         /// Output of pods and daemons.
         logs = "run/logs";

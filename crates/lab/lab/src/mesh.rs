@@ -1,5 +1,5 @@
-//! The processes of the mesh: a control plane, and an agent and a node proxy on each node, with the
-//! files and environment that each needs.
+//! Processes of the mesh: a control plane, and an agent and a node proxy on each node, with their files and
+//! environments.
 
 use std::{
     collections::BTreeMap,
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::{
     Options,
     board::{Board, etc_binds},
-    cluster::SYSTEM,
+    cluster::SYSTEM_NAMESPACE,
     cni::agent_run_dir,
     daemon::Daemon,
     dns::{DOMAIN, resolv_conf},
@@ -61,14 +61,14 @@ pub(crate) async fn start(
     Ok(())
 }
 
-/// The objects of the mesh's own pods, as on a cluster: node proxies call the control plane in the name
-/// of their pods.
+/// Returns the objects of the mesh's own pods, as on a cluster: node proxies call the control plane in the name of
+/// their pods.
 pub(crate) fn objects(nodes: &[Arc<Node>], options: &Options) -> BTreeMap<ObjectKey, Value> {
     let mut objects = BTreeMap::new();
-    let namespace = ObjectKey::new(Kind::Namespace, "", SYSTEM);
+    let namespace = ObjectKey::new(Kind::Namespace, "", SYSTEM_NAMESPACE);
     objects.insert(
         namespace,
-        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}}),
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE}}),
     );
     for node in nodes {
         let name = proxy_pod(node);
@@ -78,11 +78,11 @@ pub(crate) fn objects(nodes: &[Arc<Node>], options: &Options) -> BTreeMap<Object
             .map(|ip| json!({"ip": ip.to_string()}))
             .collect();
         objects.insert(
-            ObjectKey::new(Kind::Pod, SYSTEM, name.as_str()),
+            ObjectKey::new(Kind::Pod, SYSTEM_NAMESPACE, name.as_str()),
             json!({
                 "apiVersion": "v1", "kind": "Pod",
                 "metadata": {
-                    "name": name, "namespace": SYSTEM, "uid": proxy_uid(node),
+                    "name": name, "namespace": SYSTEM_NAMESPACE, "uid": proxy_uid(node),
                     "labels": proxy_labels(node, options),
                 },
                 "spec": {
@@ -100,7 +100,7 @@ pub(crate) fn objects(nodes: &[Arc<Node>], options: &Options) -> BTreeMap<Object
     objects
 }
 
-/// The labels of the chart's node proxy; those that name Ambit are not for another implementation's.
+/// Returns the labels of the chart's node proxy, without those that name Ambit for another implementation's proxy.
 fn proxy_labels(node: &Node, options: &Options) -> Value {
     let mut labels = json!({"app": "ztunnel", "istio.io/dataplane-mode": "none"});
     if !options.node_proxies.contains_key(&node.name)
@@ -121,7 +121,7 @@ fn proxy_uid(node: &Node) -> String {
 
 fn write_token(issuer: &TokenIssuer, node: &Node) -> io::Result<()> {
     let bound = Bound {
-        namespace: SYSTEM,
+        namespace: SYSTEM_NAMESPACE,
         service_account: "ztunnel",
         pod: &proxy_pod(node),
         pod_uid: &proxy_uid(node),
@@ -130,8 +130,8 @@ fn write_token(issuer: &TokenIssuer, node: &Node) -> io::Result<()> {
     issuer.write(&bound, &node.dir.join("token"))
 }
 
-/// Settings of waypoints in the lab, if it has a mesh: one process each unless their Gateway sets several, of our own
-/// program, with the files of their pods.
+/// Settings of waypoints in the lab, if it has a mesh: one process for each Gateway unless it sets several, of Ambit's
+/// own program, with the files of its pods.
 pub(crate) fn waypoints(board: &Board, control: &[IpAddr]) -> Option<Settings> {
     let options = &board.options;
     if !options.mesh {
@@ -181,7 +181,7 @@ pub(crate) fn etc(
     }
     for ip in control {
         hosts.push_str(&format!(
-            "{ip} istiod.{SYSTEM}.svc istiod.{SYSTEM}.svc.{DOMAIN}\n"
+            "{ip} istiod.{SYSTEM_NAMESPACE}.svc istiod.{SYSTEM_NAMESPACE}.svc.{DOMAIN}\n"
         ));
     }
     fs::write(dir.join("hosts"), hosts)
@@ -216,7 +216,7 @@ fn control_daemon(board: &Board, control: &[IpAddr]) -> io::Result<Daemon> {
         layout.trust_domains().display().to_string(),
     );
     flag("token-keys", layout.token_keys().display().to_string());
-    flag("server-san", format!("istiod.{SYSTEM}.svc"));
+    flag("server-san", format!("istiod.{SYSTEM_NAMESPACE}.svc"));
     for ip in control {
         flag("server-san", ip.to_string());
     }
@@ -252,7 +252,7 @@ fn agent(board: &Board, node: &Node) -> Daemon {
     let variables = [
         ("NODE_NAME", node.name.clone()),
         ("AMBIENT_IPV6", v6),
-        ("SYSTEM_NAMESPACE", SYSTEM.into()),
+        ("SYSTEM_NAMESPACE", SYSTEM_NAMESPACE.into()),
         (
             "XTABLES_LOCKFILE",
             board.layout.xtables_lock().display().to_string(),
@@ -285,7 +285,7 @@ fn proxy(board: &Board, node: &Node, control: &[IpAddr]) -> Daemon {
         ("INPOD_UDS", zds_socket(node).display().to_string()),
         ("NODE_NAME", node.name.clone()),
         ("POD_NAME", proxy_pod(node)),
-        ("POD_NAMESPACE", SYSTEM.into()),
+        ("POD_NAMESPACE", SYSTEM_NAMESPACE.into()),
         ("SERVICE_ACCOUNT", "ztunnel".into()),
         ("INSTANCE_IP", first),
         ("TRUST_DOMAIN", DOMAIN.into()),
@@ -339,7 +339,7 @@ fn environment(board: &Board, variables: &[(&str, String)]) -> Vec<(String, Stri
     env.into_iter().collect()
 }
 
-/// The directories of programs: the binaries' own first.
+/// Search path of programs: the directory of the binaries first.
 pub(crate) fn path(board: &Board) -> String {
     let inherited = std::env::var("PATH").unwrap_or_default();
     let own = board

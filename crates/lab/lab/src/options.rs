@@ -42,7 +42,7 @@ impl FromStr for IpFamily {
     }
 }
 
-/// The plugin that wires pods before ours is called.
+/// CNI plugin that sets up pods' networks before Ambit's is called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PrimaryCni {
@@ -86,15 +86,16 @@ pub struct Options {
     pub node_proxies: BTreeMap<String, PathBuf>,
     /// Directory of `ambit-agent` and the other binaries.
     pub bin_dir: PathBuf,
-    /// The `ambit` binary itself: it also plays pod processes' shim and the CNI plugin. Pods find the programs beside it.
+    /// Path of the `ambit` binary, which is also the shim of pods' processes and the CNI plugin. Pods find the programs
+    /// beside it.
     pub ambit: PathBuf,
-    /// False leaves out control plane, agents, proxies and the chained plugin.
+    /// Whether to start control plane, agents, proxies and the chained plugin.
     pub mesh: bool,
-    /// The plugin that wires pods.
+    /// Primary CNI plugin.
     pub primary_cni: PrimaryCni,
     /// Directory of the CNI plugins other than Ambit's.
     pub cni_dir: PathBuf,
-    /// A user namespace even where root would not need one.
+    /// Whether to create a user namespace even if root does not need one.
     pub user_namespace: bool,
     /// Added to the environment of agents, proxies and control plane.
     pub env: BTreeMap<String, String>,

@@ -1,4 +1,4 @@
-//! Runs one pod from its sandbox to its end, as a kubelet would.
+//! Runs one pod from its sandbox to its end, like a kubelet.
 
 use std::{
     convert::Infallible,
@@ -56,7 +56,7 @@ enum SandboxError {
 }
 
 impl Runner {
-    /// Runs the pod until it has ended and `stop` was set; a pod that ended by itself stays known.
+    /// Runs the pod until it has ended and `stop` was set; a pod that ended by itself stays in the status.
     pub(crate) async fn run(self, mut stop: watch::Receiver<bool>) {
         let mut observed = Observed::default();
         let made = tokio::select! {
@@ -204,7 +204,7 @@ impl Runner {
         fs::write(dir.join("hosts"), hosts)
     }
 
-    /// The token of the pod's account, in the pod's directory, if it requests one.
+    /// Writes the token of the pod's service account into the pod's directory, if the pod requests one.
     fn write_token(&self) -> io::Result<()> {
         let plan = &self.plan;
         if !plan.wants_token(tokens::AUDIENCE) {

@@ -1,4 +1,4 @@
-//! Probes as the kubelet runs them: from the node's namespace, or by a command in the container.
+//! Probes, like kubelet's: from the node's network namespace, or by a command in the container.
 
 use std::{io, net::SocketAddr, time::Duration};
 

@@ -1,5 +1,5 @@
-//! The protocol of the control socket: one request a connection, as a line of JSON with descriptors
-//! attached, and lines of JSON back.
+//! Protocol of the control socket: one request a connection, a line of JSON with attached descriptors, and responses as
+//! lines of JSON.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -21,10 +21,10 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 const MAX_LINE: usize = 1 << 20;
 /// Descriptors attached to a line at most: standard input, output and error.
 const MAX_FDS: usize = 3;
-/// A client that went away must be an error to the caller, never a signal.
+/// Flags by which a disconnected client is an error to the caller, never a signal.
 #[cfg(target_os = "linux")]
 const SEND_FLAGS: SendFlags = SendFlags::NOSIGNAL;
-/// Received descriptors must not leak into programs that are started.
+/// Flags by which received descriptors do not leak into started programs.
 #[cfg(target_os = "linux")]
 const RECEIVE_FLAGS: RecvFlags = RecvFlags::CMSG_CLOEXEC;
 // Other systems do not have these flags, nor labs that answer.
@@ -37,9 +37,9 @@ const RECEIVE_FLAGS: RecvFlags = RecvFlags::empty();
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum LabNetns {
-    /// The network that joins the nodes.
+    /// Namespace of the network between the nodes.
     Fabric,
-    /// The control plane's.
+    /// Namespace of the control plane.
     Control,
     /// Namespace of a node.
     Node(String),
@@ -51,7 +51,7 @@ pub enum LabNetns {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum LogSource {
-    /// A container's; the only one if unnamed.
+    /// Log of a container; of the only one if unnamed.
     Pod {
         /// Pod in any form that `exec` accepts.
         pod: String,
@@ -65,7 +65,7 @@ pub enum LogSource {
         /// Name of the node.
         node: Option<String>,
     },
-    /// The supervisor's own.
+    /// Log of the supervisor.
     Lab,
 }
 
@@ -85,7 +85,7 @@ pub enum Replacement {
 pub(crate) enum Request {
     /// Complete status of the lab.
     Status,
-    /// The objects that policies hang on.
+    /// Return the objects that decide the scopes of policies.
     Objects,
     /// Run a command in a container's namespaces with the three descriptors attached.
     Exec {
@@ -110,9 +110,9 @@ pub(crate) enum Request {
         place: LabNetns,
         address: SocketAddr,
     },
-    /// A packet socket that sees the frames of a namespace; the reply carries it.
+    /// Open a packet socket for the frames of a namespace; the reply carries it.
     Capture { place: LabNetns },
-    /// A daemon's process is to be killed (it is restarted): for tests of faults.
+    /// Kill a daemon's process, which is then restarted: for tests of faults.
     Kill { name: String, node: Option<String> },
     /// Stop a daemon's processes, or continue them: for tests of faults.
     Hang {
@@ -120,7 +120,7 @@ pub(crate) enum Request {
         node: Option<String>,
         hangs: bool,
     },
-    /// A daemon is to be replaced by a second process of itself.
+    /// Replace a daemon by a second process of itself.
     Replace {
         name: String,
         node: Option<String>,

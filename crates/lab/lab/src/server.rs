@@ -1,4 +1,4 @@
-//! The control socket: a thread for each client, since most of them wait for a process.
+//! Server of the control socket: a thread for each client, since most of them wait for a process.
 
 use std::{
     fs::File,
@@ -26,7 +26,7 @@ use crate::{
     protocol::{self, Replacement, Reply, Request},
 };
 
-/// Suffix of a daemon's name: the process that it has started itself.
+/// Suffix of a daemon's name for its worker process.
 const WORKER: &str = "-worker";
 /// Timeout for a killed process to disappear.
 const GONE: Duration = Duration::from_secs(5);
@@ -205,7 +205,7 @@ fn replace(board: &Board, name: &str, node: Option<&str>, how: Replacement) -> R
     outcome.blocking_recv().map_err(gone)?
 }
 
-/// The process that a daemon has started: of a node proxy, the one that carries the connections.
+/// Returns the worker process of a daemon: of a node proxy, the one that carries the connections.
 fn children_of(pid: Pid) -> Result<Vec<Pid>, String> {
     let pid = pid.as_raw_nonzero();
     let path = format!("/proc/{pid}/task/{pid}/children");
@@ -217,7 +217,7 @@ fn children_of(pid: Pid) -> Result<Vec<Pid>, String> {
         .collect())
 }
 
-/// The first process of a daemon.
+/// Returns the first process of a daemon.
 fn process_of(board: &Board, name: &str, node: Option<&str>) -> Result<Pid, String> {
     let all = board.daemons();
     let found = all
@@ -324,7 +324,7 @@ fn log_files(board: &Board, source: &LogSource) -> Result<Vec<(String, PathBuf)>
     }
 }
 
-/// Copies what a file has beyond `position`; with a prefix, line by line.
+/// Copies the bytes of a file after `position`; with a prefix, line by line.
 fn copy_from(
     path: &std::path::Path,
     position: u64,
@@ -364,7 +364,7 @@ fn is_gone(stream: &UnixStream) -> bool {
     matches!(rustix::net::recv(stream, &mut byte, flags), Ok((0, _)))
 }
 
-/// A socket that sees every frame of the calling thread's namespace.
+/// Opens a packet socket for every frame of the calling thread's network namespace.
 fn packet_socket() -> io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(
         rustix::net::AddressFamily::PACKET,

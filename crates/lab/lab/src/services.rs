@@ -1,5 +1,5 @@
-//! kube-proxy's role, for clients that are not captured: service addresses are translated to those of
-//! ready endpoints in the node's namespace.
+//! Role of kube-proxy for clients that are not captured: service addresses are translated to those of ready endpoints
+//! in the node's network namespace.
 //!
 //! Rendered as one nftables transaction; the lab's own table, replaced as a whole.
 
@@ -16,7 +16,7 @@ use crate::{
 /// The table's name, in the families ip and ip6.
 const TABLE: &str = "lab-services";
 
-/// The nftables script that makes `views` reachable.
+/// Renders the nftables script that makes `views` reachable.
 ///
 /// Pods in the networks `direct` reach each other without the node, so replies to translated
 /// connections would bypass it: for those, the node also translates the source.

@@ -1,5 +1,5 @@
-//! The last steps of a process before it runs in a pod or on a node: a mount namespace with its own
-//! `/etc/resolv.conf` and `/etc/hosts`, a host name, a working directory, then `exec`.
+//! Last steps of a process before it runs in a pod or on a node: a mount namespace with its own `/etc/resolv.conf` and
+//! `/etc/hosts`, a host name, a working directory, then `exec`.
 //!
 //! A process of its own because those steps must happen between fork and exec; the network namespace
 //! is inherited from the thread that started it.
@@ -23,7 +23,7 @@ use crate::LAB_TOOL;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Shim {
     pub(crate) hostname: String,
-    /// Source and what it is mounted over; a target that does not exist is left out.
+    /// Bind mounts, source and target; a target that does not exist is skipped.
     pub(crate) binds: Vec<(PathBuf, PathBuf)>,
     pub(crate) working_dir: Option<PathBuf>,
     /// Command to run; if empty, waits forever to keep the namespaces alive.
@@ -31,7 +31,7 @@ pub(crate) struct Shim {
 }
 
 impl Shim {
-    /// The command that runs the shim; the caller sets environment and standard streams.
+    /// Builds the command that runs the shim; the caller sets environment and standard streams.
     pub(crate) fn command(&self, ambit: &Path) -> io::Result<Command> {
         let mut command = Command::new(ambit);
         command

@@ -1,4 +1,4 @@
-//! The directories of labs: which names are in use, by running labs or by the remains of dead ones.
+//! Directories of labs: names in use by running labs, and remains of dead ones.
 
 use std::{
     env, fs,
@@ -12,7 +12,7 @@ use rustix::fs::FlockOperation;
 
 use crate::layout::Layout;
 
-/// Why a lab's directory cannot be used.
+/// Error of using a lab's directory.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// A lab of that name is running.
@@ -109,7 +109,7 @@ impl StateDir {
         Err(StateError::NotUp(name.to_owned()))
     }
 
-    /// Removes what a dead lab of that name has left, its log for instance.
+    /// Removes the remains of a dead lab of this name, for instance its log.
     ///
     /// # Errors
     /// Of the file system.
@@ -187,8 +187,8 @@ fn path_of(base: &Path, name: &str) -> Result<PathBuf, StateError> {
     Ok(base.join(name))
 }
 
-/// The guard holds the lock and outlives all of its lab: the kernel drops the lock with the process,
-/// however it dies.
+/// Whether the lab's guard is alive. It holds the lock and outlives the rest of the lab; the kernel releases the lock
+/// at its end.
 fn is_alive(path: &Path) -> bool {
     let Ok(file) = File::open(Layout::new(path).lock()) else {
         return false;
@@ -198,13 +198,13 @@ fn is_alive(path: &Path) -> bool {
     matches!(refused, Err(rustix::io::Errno::WOULDBLOCK))
 }
 
-/// Directories are made and removed by one process at a time: between looking whether a lab is dead and
-/// removing what is left of it, another of its name could start.
+/// Locks the base directory, so that one process at a time creates or removes directories of labs: between finding a
+/// lab dead and removing its remains, another lab of its name could start.
 fn lock_base(base: &Path) -> Result<File, StateError> {
     lock(&base.join(".lock"))
 }
 
-/// Waits only for short readers, and for [`lock_base`]'s holders.
+/// Locks a file, waiting only for short readers and for holders of [`lock_base`].
 fn lock(path: &Path) -> Result<File, StateError> {
     let open = File::options()
         .create(true)

@@ -1,5 +1,5 @@
-//! The process that owns a lab: builds the network, starts the mesh, and carries out the decisions of
-//! [`crate::cluster`] until it is terminated.
+//! Process that owns a lab: builds the network, starts the mesh, and executes the effects of [`crate::cluster`] until
+//! it is terminated.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -33,11 +33,11 @@ use crate::{
     tokens::TokenIssuer,
 };
 
-/// The largest log of a pod or a process of the mesh, in bytes, and the interval of checks.
-const LARGEST_LOG: u64 = 32 << 20;
+/// Maximum log of a pod or a process of the mesh, in bytes, and the interval of checks.
+const MAX_LOG_BYTES: u64 = 32 << 20;
 const LOOK_AT_LOGS: Duration = Duration::from_secs(10);
 
-/// Why a lab ends, or does not start.
+/// Error that ends a lab or prevents its start.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SupervisorError {
     #[error("{0}")]
@@ -205,7 +205,7 @@ fn observations(events: &[Event]) -> Vec<(String, Observed)> {
     events.iter().filter_map(observed).collect()
 }
 
-/// Logs are in memory: one that has grown beyond [`LARGEST_LOG`] is truncated.
+/// Truncates logs larger than [`MAX_LOG_BYTES`], since they are in memory.
 async fn bound_logs(dir: std::path::PathBuf) {
     loop {
         tokio::time::sleep(LOOK_AT_LOGS).await;
@@ -214,7 +214,10 @@ async fn bound_logs(dir: std::path::PathBuf) {
             .flatten()
             .filter_map(Result::ok)
         {
-            if entry.metadata().is_ok_and(|meta| meta.len() > LARGEST_LOG) {
+            if entry
+                .metadata()
+                .is_ok_and(|meta| meta.len() > MAX_LOG_BYTES)
+            {
                 // Writers append, so they continue at the new end.
                 let file = fs::File::options().write(true).open(entry.path());
                 if let Err(error) = file.and_then(|file| file.set_len(0)) {
@@ -331,7 +334,7 @@ impl Supervisor {
     }
 }
 
-/// The networks in which pods of a node reach each other without it.
+/// Networks in which pods of a node reach each other without the node.
 fn direct(options: &Options, plan: AddressPlan, node: &Node) -> Vec<ipnet::IpNet> {
     match options.primary_cni {
         PrimaryCni::Bridge | PrimaryCni::Macvlan => plan.pods(node.number),
@@ -363,7 +366,7 @@ fn object_path(dir: &Path, key: &ObjectKey) -> std::path::PathBuf {
     dir.join(format!("{}.{}.{}.json", key.kind, key.namespace, key.name))
 }
 
-/// Readers see the old object or the new one, never a part.
+/// Writes an object atomically: readers see the old one or the new one.
 fn write_object(dir: &Path, key: &ObjectKey, value: &Value) -> io::Result<()> {
     let path = object_path(dir, key);
     let fresh = path.with_extension("new");

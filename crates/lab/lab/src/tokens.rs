@@ -13,12 +13,12 @@ use serde_json::json;
 const LIFETIME_SECONDS: u64 = 12 * 3600;
 /// Interval of token renewal.
 pub(crate) const RENEW: Duration = Duration::from_secs(3600);
-/// Whom tokens are for.
+/// Audience of tokens.
 pub(crate) const AUDIENCE: &str = "istio-ca";
-/// A pod's token, in the pod's directory.
+/// Name of the token's file in the pod's directory.
 pub(crate) const FILE: &str = "token";
 
-/// The key that signs the lab's tokens.
+/// Key that signs the lab's tokens.
 pub(crate) struct TokenIssuer {
     key: EncodingKey,
     public_pem: String,
@@ -30,7 +30,7 @@ impl std::fmt::Debug for TokenIssuer {
     }
 }
 
-/// The pod that a token is for.
+/// Pod to which a token is bound.
 #[derive(Debug)]
 pub(crate) struct Bound<'a> {
     pub(crate) namespace: &'a str,
@@ -51,19 +51,19 @@ impl TokenIssuer {
         })
     }
 
-    /// The public half.
+    /// Returns the public key in PEM.
     pub(crate) fn public_pem(&self) -> &str {
         &self.public_pem
     }
 
-    /// Writes a token. Its readers see the old one or the new one, never a part.
+    /// Writes a token atomically: readers see the old one or the new one.
     pub(crate) fn write(&self, bound: &Bound<'_>, path: &Path) -> io::Result<()> {
         let fresh = path.with_extension("new");
         fs::write(&fresh, self.sign(bound)?)?;
         fs::rename(fresh, path)
     }
 
-    /// A token for the audience [`AUDIENCE`].
+    /// Signs a token for the audience [`AUDIENCE`].
     fn sign(&self, bound: &Bound<'_>) -> io::Result<String> {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)

@@ -1,4 +1,4 @@
-//! Carrying steps out in the kernel. Everything here blocks, for milliseconds.
+//! Actions on the kernel that carry out steps. All of them block, for milliseconds.
 
 mod cgroup;
 
@@ -25,24 +25,27 @@ use ambit_zds::PodUid;
 
 use crate::enrolment::ScanTarget;
 
-/// The agent's actions on the node and its pods. Tests have an implementation of their own.
+/// Actions of the agent on the node and its pods. Tests have an implementation of their own.
 pub trait Actions: Send + Sync + 'static {
     /// Finds the namespaces of running pods.
     ///
     /// # Errors
     /// When the processes of the node cannot be listed.
     fn scan(&self, targets: &[ScanTarget]) -> Result<BTreeMap<PodUid, Netns>, ActionError>;
-    /// Opens the namespace at a path the plugin gave, and sees to its loopback.
+    /// Opens the network namespace at a path from the plugin, and sets its loopback interface up.
     ///
     /// # Errors
-    /// When there is none, or it is the node's own, or its loopback stays down.
+    /// If the namespace does not exist or is the node's own, or its loopback interface stays down.
     fn open_netns(&self, path: &str) -> Result<Netns, ActionError>;
     /// Applies redirection. The exemption of kubelet's probes depends on the pod's current interfaces, not on `spec`.
     ///
     /// # Errors
-    /// When it does not.
-    fn apply_rules(&self, netns: &Netns, spec: &RedirectionSpec)
-    -> Result<Redirected, ActionError>;
+    /// If the kernel refuses the rules.
+    fn apply_rules(
+        &self,
+        netns: &Netns,
+        spec: &RedirectionSpec,
+    ) -> Result<RedirectionOutcome, ActionError>;
     /// Closes the connections of a captured pod that its proxy does not carry: those from before its
     /// capture. Kubelet's probes, to these ports, and what stays within the pod, go on.
     ///
@@ -52,21 +55,21 @@ pub trait Actions: Send + Sync + 'static {
         &self,
         netns: &Netns,
         probe_ports: &ProbePorts,
-    ) -> Result<Closed, ActionError>;
+    ) -> Result<ClosedConnections, ActionError>;
     /// Removes redirection, if there is any.
     ///
     /// # Errors
-    /// When something is left.
+    /// If a part of the redirection stays.
     fn release_rules(&self, netns: &Netns) -> Result<(), ActionError>;
     /// Installs the node's probe rule, without changing its members.
     ///
     /// # Errors
-    /// When it does not.
+    /// If the kernel refuses the rules.
     fn ensure_host(&self) -> Result<(), ActionError>;
-    /// Exempts the probes of a pod at these addresses and ports, and nowhere else.
+    /// Exempts the probes of a pod at exactly these addresses and ports.
     ///
     /// # Errors
-    /// When they are not.
+    /// If the kernel refuses the change.
     fn upsert_probes(
         &self,
         uid: &str,
@@ -76,12 +79,12 @@ pub trait Actions: Send + Sync + 'static {
     /// Removes the exemption of a pod's probes.
     ///
     /// # Errors
-    /// When it has not ended.
+    /// If the exemption stays.
     fn remove_probes(&self, uid: &str) -> Result<(), ActionError>;
     /// Replaces the members of the probe exemption.
     ///
     /// # Errors
-    /// When they are not.
+    /// If the kernel refuses the change.
     fn set_probe_members(&self, members: &[HostMember]) -> Result<(), ActionError>;
     /// Counts the connections that the node's probe rule has exempted since it was last written.
     ///
@@ -91,13 +94,13 @@ pub trait Actions: Send + Sync + 'static {
     /// Removes the node's probe rule.
     ///
     /// # Errors
-    /// When it is left.
+    /// If the rule stays.
     fn remove_host(&self) -> Result<(), ActionError>;
 }
 
 /// A pod's redirection is in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Redirected {
+pub struct RedirectionOutcome {
     /// Redirection that was in place before.
     pub before: PriorRedirection,
     /// Unexpected conditions that do not impair the redirection, as text for operators.
@@ -117,7 +120,7 @@ pub enum PriorRedirection {
 
 /// Connections that were to be closed, formatted for logs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Closed {
+pub struct ClosedConnections {
     /// Connections that were closed; both peers see a reset.
     pub closed: Vec<String>,
     /// Connections that could not be closed, with the reason.
@@ -127,7 +130,7 @@ pub struct Closed {
 /// Error of an action.
 #[derive(Debug, thiserror::Error)]
 pub enum ActionError {
-    /// The list of processes.
+    /// The node's processes cannot be listed.
     #[error("cannot list the processes under {path}")]
     Scan {
         /// Expected path of the programs.
@@ -136,7 +139,7 @@ pub enum ActionError {
         #[source]
         source: io::Error,
     },
-    /// The namespace the plugin named.
+    /// The network namespace from the plugin cannot be opened.
     #[error("cannot open the network namespace {path}")]
     OpenNetns {
         /// Path as seen by the agent.
@@ -145,7 +148,7 @@ pub enum ActionError {
         #[source]
         source: io::Error,
     },
-    /// A link that captured pods need.
+    /// The loopback interface cannot be set up.
     #[error("cannot bring up loopback in the network namespace {path}")]
     Loopback {
         /// Path as seen by the agent.
@@ -160,7 +163,7 @@ pub enum ActionError {
         /// Path of the file.
         path: PathBuf,
     },
-    /// Redirection in a pod.
+    /// Redirection in a pod cannot be changed.
     #[error("cannot {what} its redirection")]
     Redirection {
         /// Operation, for the message: put or take away.
@@ -169,13 +172,13 @@ pub enum ActionError {
         #[source]
         source: RedirectionError,
     },
-    /// A pod's interfaces.
+    /// A pod's interfaces cannot be listed.
     #[error("cannot list the pod's network interfaces")]
     Links(#[source] io::Error),
-    /// A pod's connections.
+    /// A pod's connections cannot be listed.
     #[error("cannot list the pod's connections")]
     Connections(#[source] io::Error),
-    /// The node's probe rule.
+    /// The node's probe rule cannot be changed.
     #[error("cannot {what} the exemption of probes on the node")]
     Probes {
         /// Operation, for the message: put or take away.
@@ -186,26 +189,26 @@ pub enum ActionError {
     },
 }
 
-/// The kernel itself.
+/// Actions on the node's kernel.
 #[derive(Debug)]
 pub struct KernelActions {
     /// Path of the node's procfs.
     pub proc: PathBuf,
     /// Method of attributing a process to a pod.
     pub attribution: Attribution,
-    /// Put before the paths of namespaces that the plugin names.
+    /// Prefix of the paths of namespaces from the plugin.
     pub netns_prefix: PathBuf,
-    /// The node's namespace.
+    /// Network namespace of the node.
     pub node: Netns,
-    /// The probe rule; `None` leaves the node's namespace alone.
+    /// Probe rule; `None` does not change the node's namespace.
     pub host: Option<HostSpec>,
-    /// Path of kubelet's cgroup below the node's hierarchy of version 2.
+    /// Path of kubelet's cgroup in the node's cgroup v2 hierarchy.
     pub kubelet_cgroup: Option<String>,
 }
 
 impl KernelActions {
-    /// The probe rule with kubelet's cgroup. A cgroup that is made anew has another number; one that the node does not
-    /// have exempts no process.
+    /// Returns the probe rule with kubelet's cgroup. A recreated cgroup has another number; a missing one exempts no
+    /// process.
     fn host_spec(&self) -> Option<HostSpec> {
         let name = self.kubelet_cgroup.as_deref();
         let find = |name| cgroup::find(&self.proc, name).unwrap_or(Cgroup::NONE);
@@ -295,7 +298,7 @@ impl Actions for KernelActions {
         &self,
         netns: &Netns,
         spec: &RedirectionSpec,
-    ) -> Result<Redirected, ActionError> {
+    ) -> Result<RedirectionOutcome, ActionError> {
         let links = match &self.host {
             Some(_) => links::links(netns, &self.node).map_err(ActionError::Links)?,
             None => Links::default(),
@@ -335,7 +338,7 @@ impl Actions for KernelActions {
                     .to_owned(),
             );
         }
-        Ok(Redirected {
+        Ok(RedirectionOutcome {
             before: match applied {
                 Applied::Unchanged => PriorRedirection::All,
                 Applied::Installed => PriorRedirection::Nothing,
@@ -349,15 +352,15 @@ impl Actions for KernelActions {
         &self,
         netns: &Netns,
         probe_ports: &ProbePorts,
-    ) -> Result<Closed, ActionError> {
+    ) -> Result<ClosedConnections, ActionError> {
         let open = tcp_sockets::unproxied(netns, PROXY_MARK, State::Open)
             .map_err(ActionError::Connections)?;
         if open.is_empty() {
-            return Ok(Closed::default());
+            return Ok(ClosedConnections::default());
         }
         // Probes that began before the capture still come from the node's own addresses.
         let of_node = addresses_in(&self.node).map_err(ActionError::Connections)?;
-        let mut outcome = Closed::default();
+        let mut outcome = ClosedConnections::default();
         for Unproxied { socket, direction } in open {
             let by_node = direction == Direction::Inbound && of_node.contains(&socket.remote.ip());
             if by_node && probe_ports.contains(socket.local.port()) {

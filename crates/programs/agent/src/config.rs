@@ -152,7 +152,7 @@ pub enum ConfigError {
         /// Value of the option.
         value: String,
     },
-    /// The node's namespace.
+    /// The node's network namespace cannot be opened.
     #[error("cannot open the node's network namespace {path}")]
     HostNetns {
         /// Expected path of the file.

@@ -1,6 +1,6 @@
 //! Keeps the record of enrolled pods that node proxies read: see [`ambit_wire::enrolled`].
 //!
-//! The file of the agent before this one stays until this one knows every pod.
+//! The previous agent's file stays until this agent knows every pod.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -30,7 +30,7 @@ enum Pod {
 /// Desired content of the file.
 #[derive(Clone, Debug, Default)]
 struct Desired {
-    /// Every pod is known.
+    /// Marks all pods as known.
     complete: bool,
     pods: Pods,
 }
@@ -43,7 +43,8 @@ pub(crate) struct EnrolledFile {
 }
 
 impl EnrolledFile {
-    /// Writes the file beside the ZDS socket. `netns_dir`: where the container runtime binds namespaces.
+    /// Writes the file beside the ZDS socket. `netns_dir` is the directory in which the container runtime binds
+    /// namespaces.
     pub(crate) fn start(zds_socket: &Path, netns_dir: PathBuf) -> Self {
         let path = zds_socket.with_file_name(ENROLLED_FILE);
         let before = fs::read(&path).ok();
@@ -85,14 +86,14 @@ impl EnrolledFile {
         }
     }
 
-    /// A pod is enrolled.
+    /// Adds an enrolled pod.
     pub(crate) fn add(&self, uid: PodUid, info: WorkloadInfo, netns: NetnsId) {
         self.desired.send_modify(|desired| {
             Arc::make_mut(&mut desired.pods).insert(uid, Pod::Known(info, netns));
         });
     }
 
-    /// A pod stays enrolled whose namespace is not known yet.
+    /// Keeps a pod whose namespace is not known yet.
     pub(crate) fn hold(&self, uid: &PodUid) {
         let mut before = self.before.iter();
         let Some(pod) = before.find(|pod| *pod.uid == **uid) else {
@@ -105,20 +106,20 @@ impl EnrolledFile {
         });
     }
 
-    /// A pod is unenrolled.
+    /// Removes an unenrolled pod.
     pub(crate) fn remove(&self, uid: &PodUid) {
         self.desired.send_if_modified(|desired| {
             desired.pods.contains_key(uid) && Arc::make_mut(&mut desired.pods).remove(uid).is_some()
         });
     }
 
-    /// Every pod is known.
+    /// Marks all pods as known.
     pub(crate) fn complete(&self) {
         self.desired.send_modify(|desired| desired.complete = true);
     }
 }
 
-/// The mesh is being uninstalled: node proxies that drain end soon. Blocks.
+/// Records that the mesh is being uninstalled, so that draining node proxies end soon. Blocks.
 ///
 /// # Errors
 /// When the file cannot be written.
@@ -134,7 +135,7 @@ fn write(path: &Path, enrolled: &Enrolled) -> io::Result<()> {
     replace(path, 0o644, &enrolled.encode()?)
 }
 
-/// The namespaces in a directory. Without the directory they have no names.
+/// Returns the network namespaces bound in a directory by name; none without the directory.
 fn names(dir: &Path) -> HashMap<NetnsId, NamedNetns> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let named = entries.filter_map(|entry| {

@@ -1,140 +1,40 @@
 //! Enrolment: the desired capture of each pod, its state, and the next steps. Pure.
 //!
-//! For every pod of the node the goal (in, out, gone) follows from labels and phase; what is known
-//! to stand is recorded; the next step is the first difference. One step a pod is in flight at a
-//! time, and its outcome counts only for the namespace it was about. So every order of events ends
-//! in the same state: plugin before source, a new sandbox for the same uid, label on and off
-//! while steps run, restarts of agent or proxy.
+//! For every pod of the node the goal (in, out, gone) follows from labels and phase, the observed state is recorded,
+//! and the next step is the first difference. One step a pod is in flight at a time, and its outcome counts only for
+//! the namespace that it changed. So every order of events ends in the same state: plugin before source, a new sandbox
+//! for the same uid, label on and off while steps run, restarts of agent or proxy.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    time::Instant,
-};
+use std::{collections::BTreeMap, time::Instant};
 
 use ambit_k8s_api::enablement::Enablement;
-use ambit_model::{ArcStr, PodName};
+use ambit_model::ArcStr;
 use ambit_netplan::{ProbePorts, RedirectionSpec};
 use ambit_zds::PodUid;
 
-use crate::source::{Labels, PodView, Record, SourceEvent, Status};
+use crate::source::{Labels, PodView, Record, SourceEvent};
 
 mod annotations;
+mod call;
+mod event;
 mod late_capture;
+mod parked;
 mod pod;
 mod report;
 mod requests;
 mod scan;
+mod scan_schedule;
 mod step;
 
 use annotations::spec_of;
+use parked::{Parked, ParkedCalls};
 use pod::{Busy, Goal, Next, Pod, Rules};
-use requests::{Parked, Requests};
-use scan::Scanning;
+use scan_schedule::ScanSchedule;
 
 pub use annotations::AnnotationError;
-pub use requests::{CniAdd, Reply, WhichPod};
-pub use step::{ProbeStep, ProbeTargets, ProxyStep, RedirectionStep, Step, WriteStatus};
-
-/// Id of a plugin call that expects a response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RequestId(pub u64);
-
-/// Id that matches an outcome to its step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct StepId(u64);
-
-/// Event of the enrolment.
-#[derive(Debug)]
-pub enum Event<N> {
-    /// The source has sent something.
-    Source(SourceEvent),
-    /// The plugin requests the enrolment of a pod.
-    CniAdd(RequestId, CniAdd<N>),
-    /// Query by the plugin whether a pod belongs to the mesh.
-    IsMember(RequestId, WhichPod),
-    /// Namespaces that a finished scan found.
-    Scanned(BTreeMap<PodUid, N>),
-    /// A scan has ended with an error, so that no pod is known to run or not to.
-    ScanFailed,
-    /// End of a step; the error is a text for operators.
-    StepDone {
-        /// UID of the pod.
-        uid: PodUid,
-        /// Number of the step.
-        id: StepId,
-        /// Outcome of the step.
-        result: Result<(), String>,
-    },
-    /// Redirection of a pod did not stand as it should, and now does.
-    Repaired {
-        /// UID of the pod.
-        uid: PodUid,
-        /// Text for operators.
-        what: String,
-    },
-    /// A pod's redirection is in place, with warnings for the operator. Empty: without.
-    Warned {
-        /// UID of the pod.
-        uid: PodUid,
-        /// Texts for operators.
-        warnings: Vec<String>,
-    },
-    /// A synced proxy connected, so steps that failed for lack of one are retried.
-    ProxySynced,
-    /// Compare everything with the kernel again. Sent regularly.
-    Reconcile,
-    /// Time has passed; see [`Enrolment::deadline`].
-    Tick,
-}
-
-/// Effect of the enrolment. Steps of different pods may run at once.
-#[derive(Debug, PartialEq)]
-pub enum Effect<N> {
-    /// Carry a step out, then report [`Event::StepDone`].
-    Step {
-        /// UID of the pod.
-        uid: PodUid,
-        /// Id that the outcome repeats.
-        id: StepId,
-        /// Step to run.
-        step: Step<N>,
-    },
-    /// Searches for these pods' namespaces, and reports [`Event::Scanned`] or [`Event::ScanFailed`].
-    Scan(Vec<ScanTarget>),
-    /// Responds to a call of the plugin.
-    Answer(RequestId, Reply),
-    /// The pod belongs to the mesh but its namespace is not known: a proxy that serves it goes on.
-    Hold(PodUid),
-    /// All existing pods are known, so proxies may connect.
-    OpenZds,
-    /// Which namespaces may have mesh pods has changed.
-    WriteMembership(BTreeMap<ArcStr, bool>),
-    /// The complete members of the node's probe set.
-    SetProbeMembers(Vec<(PodUid, ProbeTargets)>),
-    /// Status is to be left on no other pods than these.
-    PruneStatus(BTreeSet<PodName>),
-    /// Report to the pod's owner that it cannot be enrolled and why, or that now it is.
-    ReportFailure {
-        /// UID of the pod.
-        uid: PodUid,
-        /// Name of the pod.
-        pod: PodName,
-        /// Failure of the last step, if it failed.
-        failure: Option<String>,
-    },
-}
-
-/// Pod whose network namespace is searched.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ScanTarget {
-    /// UID of the pod.
-    pub uid: PodUid,
-    /// Name of the pod's cgroup, if not its UID.
-    pub cgroup_alias: Option<String>,
-    /// Addresses, one of which its namespace must have.
-    pub addresses: Vec<IpAddr>,
-}
+pub use call::{CniAdd, Reply, RequestId, WhichPod};
+pub use event::{Effect, Event, ScanTarget};
+pub use step::{ProbeStep, ProbeTargets, ProxyStep, RedirectionStep, Step, StepId, WriteStatus};
 
 /// Settings of all pods.
 #[derive(Clone, Debug)]
@@ -143,7 +43,7 @@ pub struct Settings {
     pub enablement: Enablement,
     /// Redirection before annotations and probe ports.
     pub redirection: RedirectionSpec,
-    /// Whether calls of the node's processes are exempt on a pod's probe ports alone.
+    /// Whether connections of the node's processes are exempt only on a pod's probe ports.
     pub exempt_probe_ports_only: bool,
 }
 
@@ -166,24 +66,24 @@ pub struct Enrolment<N> {
     settings: Settings,
     namespaces: BTreeMap<ArcStr, Labels>,
     pods: BTreeMap<PodUid, Pod<N>>,
-    requests: Requests<N>,
-    scanning: Scanning,
+    parked: ParkedCalls<N>,
+    scanning: ScanSchedule,
     synced: bool,
     next_step: u64,
     membership: Option<BTreeMap<ArcStr, bool>>,
-    /// Record of the previous agent, until the pods of the start are known.
+    /// Record of the previous agent, until the initial pods are known.
     record: Option<Record>,
 }
 
 impl<N: Clone + PartialEq> Enrolment<N> {
-    /// Knows nothing yet.
+    /// Creates the state before the first event.
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
             namespaces: BTreeMap::new(),
             pods: BTreeMap::new(),
-            requests: Requests::default(),
-            scanning: Scanning::default(),
+            parked: ParkedCalls::default(),
+            scanning: ScanSchedule::default(),
             synced: false,
             next_step: 0,
             membership: None,
@@ -213,7 +113,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         counts
     }
 
-    /// Whether a pod that has left still has redirection: for a while it is served.
+    /// Whether a pod that left the mesh still has redirection or is still served.
     pub fn is_unenrolling(&self) -> bool {
         let mut leaving = self
             .pods
@@ -225,7 +125,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
     /// Returns when the next [`Event::Tick`] is due.
     pub fn deadline(&self) -> Option<Instant> {
         let pods = self.pods.values().filter_map(Pod::deadline);
-        pods.chain(self.requests.deadline())
+        pods.chain(self.parked.deadline())
             .chain(self.scanning.deadline())
             .min()
     }
@@ -367,7 +267,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         Ok(Goal::In(spec))
     }
 
-    /// A namespace that is not known has no labels: only the pod's own can make it belong.
+    /// Whether a pod belongs to the mesh. An unknown namespace has no labels: then only the pod's own labels count.
     fn belongs(&self, view: &PodView) -> bool {
         let none = Labels::new();
         let labels = self.namespaces.get(&view.name.namespace).unwrap_or(&none);
@@ -533,7 +433,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         self.scan_if_due(now, effects);
     }
 
-    /// Removes what no pod of ours has, once the addresses of all are known.
+    /// Removes probe exemptions of no captured pod, once the addresses of all are known.
     fn set_probe_members(&self, effects: &mut Vec<Effect<N>>) {
         let captured: Vec<_> = self
             .pods

@@ -1,14 +1,13 @@
-//! Installs the CNI plugin on the node and keeps it there: its file, the configuration that makes the
-//! runtime call it, and what the plugin needs to know while no agent is there.
+//! Installs the CNI plugin on the node and keeps it installed: its file, the configuration that makes the runtime call
+//! it, and the data that the plugin needs while the agent is unavailable.
 //!
 //! [`plan`] computes the desired content of the directory of configurations, [`uninstall`] decides whether a
-//! terminating agent is being replaced or removed; both are pure. This module is the loop around them: it looks when
-//! something changes and now and then in any case, and compares the whole with what should be.
+//! terminating agent is being replaced or removed; both are pure. This module is the loop around them: at each change
+//! and in regular intervals it compares the whole directory with its desired content.
 //!
-//! The plugin is put into force only once the agent can answer it. When the agent is removed, the
-//! configuration goes while the agent still answers; the plugin's file goes only where no runtime calls
-//! it again ([`uninstall::file_may_go`]). Without a configuration a file that stays is called for no new
-//! pod.
+//! The plugin is activated only once the agent can respond to it. When the agent is removed, the configuration is
+//! removed while the agent still responds; the plugin's file is removed only if no runtime calls it again
+//! ([`uninstall::file_may_go`]). Without a configuration, a remaining file is called for no new pod.
 
 pub mod action;
 pub mod daemonset;
@@ -48,7 +47,7 @@ use self::{
 use crate::membership;
 
 /// Interval of checks without events.
-const LOOK_EVERY: Duration = Duration::from_secs(30);
+const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// Time for which further events are awaited after one.
 const DEBOUNCE: Duration = Duration::from_millis(5);
 /// Retry delay after a failed write.
@@ -69,7 +68,7 @@ pub struct Places {
     pub run_dir: PathBuf,
 }
 
-/// The installation on this node. Dropping it ends the keeping, and leaves everything as it is.
+/// Installation on this node. Dropping it stops the loop and changes nothing.
 #[derive(Debug)]
 pub struct Installation {
     places: Places,
@@ -112,7 +111,7 @@ impl Installation {
         }
     }
 
-    /// Uninstalls the plugin, and removes its file, too, if permitted.
+    /// Uninstalls the plugin, and its file if permitted.
     pub async fn remove(self, file_may_go: bool) {
         // A pass that is at work ends first: it must not put back what is taken away.
         drop(self.stop);
@@ -141,14 +140,14 @@ impl Installation {
     }
 }
 
-/// Result of one pass, and whether anything was changed.
+/// Result of one pass, and whether it changed anything.
 struct Pass {
     plan: Plan,
     changed: bool,
     is_cilium: bool,
 }
 
-/// A pass that failed.
+/// Error of a pass.
 #[derive(Debug, thiserror::Error)]
 enum PassError {
     #[error(transparent)]
@@ -189,7 +188,7 @@ impl Keeper {
                 ..
             } = &self.places;
             let watch = Watch::new(&[net_dir, bin_dir, run_dir], Arc::clone(&changed));
-            let until = tokio::time::Instant::now() + LOOK_EVERY;
+            let until = tokio::time::Instant::now() + CHECK_INTERVAL;
             loop {
                 let again = self.pass().await;
                 let again = again.map_or(until, |again| until.min(again.into()));

@@ -1,4 +1,4 @@
-//! From the agent's start to its end: when the installation begins, and what becomes of it.
+//! Start of the installation, and its removal or continuation at the agent's end.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
@@ -35,7 +35,7 @@ enum Stage {
 }
 
 impl Installing {
-    /// Prepares it, as the settings have it. Until the plugin is in force the agent is not ready.
+    /// Prepares the configured installation. The agent is not ready until the plugin is installed.
     pub(crate) fn new(args: &Args, registry: &mut Registry, readiness: &Readiness) -> Self {
         let stage = if args.install.install_cni {
             let ready = readiness.pending("CNI plugin");
@@ -65,8 +65,8 @@ impl Installing {
         }
     }
 
-    /// Delays the end of the process by the uninstallation, if there is one: the agent still serves the plugin while
-    /// the last pods call it. Returns whether the agent was uninstalled.
+    /// Uninstalls the plugin before the process ends, if the agent is being removed; the agent still serves the plugin
+    /// meanwhile. Returns whether the agent was uninstalled.
     pub(crate) fn until(self, mut ordered: Shutdown) -> (Self, Shutdown, Arc<AtomicBool>) {
         let ended = Shutdown::manual();
         let (trigger, removed) = (ended.trigger(), Arc::new(AtomicBool::new(false)));
@@ -100,7 +100,8 @@ impl Installing {
         daemonset::look_up(kubeconfig, namespace, name, &self.args.node).await
     }
 
-    /// Whether the agent is removed, and the plugin with it. `before` is the node as it once was.
+    /// Whether the agent is being removed, so that the plugin is uninstalled. `before` is the node as read at the
+    /// start.
     async fn end(&self, before: Option<Node>) -> bool {
         let stage = {
             let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);

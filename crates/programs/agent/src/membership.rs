@@ -1,4 +1,4 @@
-//! The file that lets the plugin decide about pods outside the mesh while the agent is away.
+//! File by which the plugin decides about pods outside the mesh while the agent is unavailable.
 //!
 //! `membership.json` in the run directory: `{"version":1,"namespaces":{"<name>":<may have mesh
 //! pods>}}`. Written whole and renamed into place.
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_is_what_the_plugin_reads() {
+    fn plugin_reads_the_written_file() {
         let dir = tempfile::tempdir().unwrap();
         write(
             dir.path(),

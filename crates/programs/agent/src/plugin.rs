@@ -40,7 +40,7 @@ pub const SOCKET: &str = "pluginevent.sock";
 pub enum Call {
     /// Enrol a pod that is being started.
     CniAdd(CniAdd<Netns>),
-    /// Does a pod belong to the mesh?
+    /// Query whether a pod belongs to the mesh.
     IsMember(WhichPod),
     /// Request for a report of all pods.
     Report,
@@ -89,7 +89,7 @@ struct Membership {
     mesh: bool,
 }
 
-/// The bound socket. Its file goes when this is dropped, unless a successor has put its own there.
+/// Bound socket. Dropping it removes its file, unless a successor has replaced it.
 #[derive(Debug)]
 pub struct PluginSocket {
     listener: UnixListener,
@@ -110,8 +110,8 @@ impl Drop for SocketFile {
     }
 }
 
-/// Binds the socket in `run_dir`, in the place of an earlier agent's: a caller finds a listening
-/// one at every moment, and the earlier agent still answers its accepted calls.
+/// Binds the socket in `run_dir`, in place of an earlier agent's: callers always find a listening socket, and the
+/// earlier agent still responds to its accepted calls.
 ///
 /// # Errors
 /// When the directory or the socket cannot be made.

@@ -42,15 +42,15 @@ mod executor;
 pub use error::RunError;
 use executor::Executor;
 
-/// Tries to put the node's probe rule in place at the start, and the pause between them.
-const HOST_TRIES: (u32, Duration) = (10, Duration::from_secs(2));
+/// Attempts to install the node's probe rule at the start, and the pause between them.
+const PROBE_RULE_ATTEMPTS: (u32, Duration) = (10, Duration::from_secs(2));
 
 /// Time for which a terminating agent continues to withdraw pods that have just left the mesh, since no agent may
 /// follow.
-const UNENROLLING: Duration = Duration::from_secs(5);
+const UNENROLMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Timeout of the last export of metrics and logs.
-const LAST_EXPORT: Duration = Duration::from_secs(2);
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Runs the agent until a signal ends it.
 ///
@@ -214,12 +214,12 @@ pub async fn run_with<S: PodSource, A: Actions>(
         // After all that was ordered, some of which would make the rule anew.
         probes.remove_rules().await;
     }
-    exporting.finish(LAST_EXPORT).await;
+    exporting.finish(EXPORT_TIMEOUT).await;
     ended
 }
 
 async fn prepare_host<A: Actions>(actions: &Arc<A>) -> Result<(), RunError> {
-    let mut left = HOST_TRIES.0;
+    let mut left = PROBE_RULE_ATTEMPTS.0;
     loop {
         let actions = Arc::clone(actions);
         let prepared = spawn_blocking("prepare the node", move || actions.ensure_host()).await;
@@ -235,7 +235,7 @@ async fn prepare_host<A: Actions>(actions: &Arc<A>) -> Result<(), RunError> {
             Err(error) => return Err(RunError::Runtime(error.into())),
         }
         left -= 1;
-        tokio::time::sleep(HOST_TRIES.1).await;
+        tokio::time::sleep(PROBE_RULE_ATTEMPTS.1).await;
     }
 }
 
@@ -292,7 +292,7 @@ impl<A: Actions> Agent<A> {
                 () = ambit_rt::sleep_until(deadline) => self.take(Event::Tick),
                 cause = shutdown.wait(), if ending.is_none() => {
                     tracing::info!(cause, "ending; captured pods stay captured");
-                    ending = Some(Instant::now() + UNENROLLING);
+                    ending = Some(Instant::now() + UNENROLMENT_TIMEOUT);
                 }
             }
             if self.enrolment.is_ready() {

@@ -1,4 +1,4 @@
-//! Files that others read while they change.
+//! Atomic replacement of files.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-/// Replaces a file as a whole: readers see the one before or this one. Blocks.
+/// Replaces a file atomically: readers see the old content or the new one. Blocks.
 ///
 /// `mode` is that of a new file, before the process's mask.
 ///

@@ -20,7 +20,7 @@ pub struct AgentReport {
     pub node: String,
     /// Whether all existing pods are known, so that proxies may connect.
     pub ready: bool,
-    /// Why what is known of pods may be out of date: the API server is away. Absent if it is not.
+    /// Reason why the state of pods may be outdated, for instance an unreachable API server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_trouble: Option<String>,
     /// Node proxies connected.
@@ -67,7 +67,7 @@ pub struct PodReport {
     pub netns_inode: Option<u64>,
     /// A node proxy has acknowledged that it listens in the namespace.
     pub listeners: bool,
-    /// Redirection was seen in the kernel to be as it should, within the last comparison.
+    /// Whether the last comparison found the redirection in the kernel as desired.
     pub redirected: bool,
     /// Number of drifts: changed redirection that was repaired.
     pub drifts: u32,

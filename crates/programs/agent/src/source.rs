@@ -1,4 +1,4 @@
-//! Where the agent learns of pods and namespaces. What it needs of them, as values.
+//! Source of pods and namespaces, and their attributes that enrolment needs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,16 +40,16 @@ pub struct PodView {
     pub labels: Labels,
     /// Annotations of the pod.
     pub annotations: Labels,
-    /// The addresses its status names.
+    /// Addresses in the pod's status.
     pub addresses: Vec<IpAddr>,
-    /// Ports that kubelet probes. Not known in a record of an agent that did not keep them: then every port
-    /// counts, so that no probe fails until the API server sends the pod.
+    /// Ports that kubelet probes; `None` in records of agents that did not store them. Then every port counts, so that
+    /// no probe fails until the API server sends the pod.
     #[serde(default)]
     pub probe_ports: Option<Vec<u16>>,
     /// Name of the pod's cgroup, if not its UID (static pods).
     pub cgroup_alias: Option<String>,
-    /// State of its capture by its annotation. Only whether the pod was captured once is read from it; it is there to
-    /// be corrected.
+    /// Capture status in the pod's annotation. Enrolment reads from it only whether the pod was captured once, and
+    /// corrects it.
     pub reported: Status,
     /// Whether labels and annotations are certainly those that the pod was created with.
     #[serde(default)]
@@ -112,11 +112,11 @@ impl Status {
 /// Event of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceEvent {
-    /// A pod of this node is new or has changed.
+    /// New or changed pod of this node.
     Pod(PodView),
     /// Removal of a pod, or its move to another node.
     PodGone(PodUid),
-    /// A namespace is new or has other labels.
+    /// New namespace, or changed labels of one.
     Namespace(ArcStr, Labels),
     /// Deletion of a namespace.
     NamespaceGone(ArcStr),
@@ -126,14 +126,14 @@ pub enum SourceEvent {
     Synced,
 }
 
-/// A source of pods and namespaces. The first events are those of everything there is, then
-/// [`SourceEvent::Synced`], then every change in order.
+/// Source of pods and namespaces. The first events describe all existing objects, then [`SourceEvent::Synced`], then
+/// every change in order.
 pub trait PodSource: Send + 'static {
-    /// Waits for events. `None`: the source has ended for good. Cancelling loses nothing.
+    /// Waits for events; `None` at the end of the source. Cancellation loses no event.
     fn next(&mut self) -> impl Future<Output = Option<Vec<SourceEvent>>> + Send;
 
-    /// Why what it sent may be out of date, if it may. When that changes, [`Self::next`] returns, if
-    /// need be without events.
+    /// Reason why the sent events may be outdated, if they may. When it changes, [`Self::next`] returns, possibly
+    /// without events.
     fn trouble(&self) -> Option<&str> {
         None
     }

@@ -1,4 +1,4 @@
-//! Reporting how pods stand: the annotation on each pod, and events for what goes wrong.
+//! Status of pods: the annotation on each pod, and events for failures.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -41,7 +41,7 @@ impl StatusSink {
         }
     }
 
-    /// The source reports a pod's annotation.
+    /// Records a pod's annotation as observed by the source.
     pub fn observed(&self, view: &PodView) {
         if let Self::Api(api) = self {
             api.observed(view.uid.clone(), view.name.clone(), view.reported);

@@ -1,5 +1,5 @@
-//! The agent's process 1: see [`ambit_handover`]. An agent that dies is replaced in milliseconds, without the
-//! kubelet's back-off; and it holds the node's pods for node proxies all of whose containers are dead.
+//! Process 1 of the agent, see [`ambit_handover`]: it replaces a dead agent in milliseconds, without the kubelet's
+//! back-off, and stores the pods' descriptors for node proxies while all of a node proxy's containers are dead.
 
 use std::ffi::OsString;
 
@@ -8,7 +8,7 @@ use ambit_rt::{Env, logging::LoggingError};
 
 use crate::config::Args;
 
-/// Socket, next to the ZDS socket, by which node proxies reach the holder of their descriptors.
+/// Name of the socket, beside the ZDS socket, by which node proxies store and fetch descriptors.
 const HOLDER_SOCKET: &str = "ambit-holder.sock";
 
 /// Reason why no agent can be started.

@@ -23,7 +23,7 @@ use std::os::fd::AsFd as _;
 use tokio::sync::{mpsc, oneshot};
 
 /// Timeout of sending a record to a proxy.
-const WRITE_WITHIN: Duration = Duration::from_secs(5);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause after each accept, so that a proxy that reconnects in a loop costs little.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum concurrent proxies. An old and a new one are usual.
@@ -82,7 +82,7 @@ impl Zds {
         self.0.send(Command::Hold(uid)).ok();
     }
 
-    /// Every pod is known: proxies may connect.
+    /// Lets proxies connect, since every pod is known.
     pub fn open(&self) {
         self.0.send(Command::Open).ok();
     }
@@ -342,7 +342,7 @@ async fn write(
 ) {
     while let Some((record, netns)) = records.recv().await {
         let fd = netns.as_ref().map(|netns| netns.as_fd());
-        let error = match tokio::time::timeout(WRITE_WITHIN, socket.send(&record, fd)).await {
+        let error = match tokio::time::timeout(WRITE_TIMEOUT, socket.send(&record, fd)).await {
             Ok(Ok(())) => continue,
             Ok(Err(error)) => error,
             Err(elapsed) => elapsed.into(),

@@ -1,6 +1,5 @@
-//! What agents and replicas of the control plane answer, as far as commands read it. Fields that are not
-//! known are skipped, and those that another version leaves out have defaults. The node proxies' answer
-//! is in [`crate::dump`].
+//! Responses of agents and of replicas of the control plane, with the fields that commands read. Unknown fields are
+//! skipped, and fields that another version omits have defaults. The node proxies' dump is in [`crate::dump`].
 
 use std::collections::BTreeMap;
 
@@ -40,7 +39,7 @@ pub(crate) struct AgentPod {
     pub(crate) error: Option<String>,
     /// Whether a node proxy has acknowledged that it listens.
     pub(crate) listeners: bool,
-    /// Redirection was seen in the kernel.
+    /// Whether the agent found the redirection in the kernel.
     pub(crate) redirected: bool,
     /// Number of drifts: redirection changed by others and repaired.
     pub(crate) drifts: i64,

@@ -1,4 +1,4 @@
-//! The arguments.
+//! Commands and flags of the command line.
 
 use std::{ffi::OsString, path::PathBuf};
 

@@ -17,7 +17,7 @@ use crate::{
     CliError, ErrorKind, check,
     cluster::{Target, wait},
     install::progress,
-    output::say,
+    output::print_line,
     reach::{self, AGENT, CONTROL, PROXY},
     status, waypoint,
 };
@@ -54,8 +54,8 @@ const OWN_KINDS: &[(&str, &str)] = &[
     ("apps/v1", "Deployment"),
     ("coordination.k8s.io/v1", "Lease"),
 ];
-/// Questions to every pod of a part.
-const QUESTIONS: &[(&str, u16, &[&str])] = &[
+/// Debug pages that are fetched from every pod of a component: its label, its port and the paths.
+const DEBUG_PAGES: &[(&str, u16, &[&str])] = &[
     (AGENT.0, AGENT.1, &["/v1/status", "/metrics"]),
     (PROXY.0, PROXY.1, &["/config_dump"]),
     (PROXY.0, 15020, &["/metrics"]),
@@ -115,14 +115,14 @@ pub(crate) fn run(args: &BugReportArgs) -> Result<(), CliError> {
     })?;
     let file = File::create(&args.output).map_err(unwritable)?;
     archive(&files, file).map_err(unwritable)?;
-    say(&format!(
+    print_line(&format!(
         "{}: {} files. Look through it before you give it away: names of pods, services and policies are in it.",
         args.output.display(),
         files.len()
     ))
 }
 
-/// The files of the archive: path and text, blotted out already.
+/// Files of the archive: path and redacted text.
 #[derive(Debug, Default)]
 struct Report {
     files: Vec<(String, String)>,
@@ -151,7 +151,7 @@ impl Report {
             self.objects(cluster, api_version, kind, Some(namespace))
                 .await;
         }
-        for (labels, port, paths) in QUESTIONS {
+        for (labels, port, paths) in DEBUG_PAGES {
             for pod in reach::pods(cluster, namespace, labels)
                 .await
                 .unwrap_or_default()

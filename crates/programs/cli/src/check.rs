@@ -36,7 +36,7 @@ use args::OtherMesh;
 use finding::{Finding, Level};
 use snapshot::Snapshot;
 
-/// Looks, and answers with an exit code of 1 if there are errors.
+/// Runs the checks; the exit code is 1 if there are errors.
 pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, CliError> {
     if args.from == Some(OtherMesh::Istio) {
         return from_istio::run(args);
@@ -56,12 +56,12 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::from(u8::from(bad)))
 }
 
-/// Findings in a cluster, as text.
+/// Returns the findings in a cluster as text.
 pub(crate) async fn report(cluster: &Cluster, mesh_namespace: &str) -> Result<String, CliError> {
     Ok(words(&findings(&take(cluster, mesh_namespace, &[]).await?)))
 }
 
-/// Everything that the rules find.
+/// Returns the findings of all rules.
 fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     let mut findings = rules::findings(snapshot);
     findings.extend(platforms::findings(snapshot));
@@ -105,7 +105,7 @@ async fn take(
     })
 }
 
-/// Findings as text, with their numbers.
+/// Formats the findings, followed by their number by level.
 fn words(findings: &[Finding]) -> String {
     if findings.is_empty() {
         return "no problems found".to_owned();
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn findings_tell_what_to_do() {
+    fn findings_are_shown_with_advice() {
         let findings = [
             Finding::new(
                 Level::Error,

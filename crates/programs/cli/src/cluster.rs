@@ -7,10 +7,10 @@ use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 
 use crate::{CliError, ErrorKind, labs};
 
-/// Sent as the user agent.
+/// User agent of requests to the API server.
 const USER_AGENT: &str = concat!("ambit/", env!("CARGO_PKG_VERSION"));
 
-/// Which cluster, and where the mesh is in it.
+/// Cluster of a command, and the mesh's namespace in it.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Target {
     /// The kubeconfig file; otherwise $KUBECONFIG or ~/.kube/config
@@ -45,7 +45,7 @@ impl Target {
         connect(self.config().await?)
     }
 
-    /// The cluster's address, and the user's credentials.
+    /// Reads the cluster's address and the user's credentials from the kubeconfig.
     pub(crate) async fn config(&self) -> Result<Config, CliError> {
         let options = KubeConfigOptions {
             context: self.context.clone(),
@@ -86,13 +86,13 @@ fn unusable(error: Box<dyn std::error::Error + Send + Sync>) -> CliError {
 }
 
 impl Target {
-    /// The lab that a command queries instead, if it names one and no cluster.
+    /// Returns the lab that a command queries, if flags name one and no cluster.
     pub(crate) fn lab(&self, named: Option<&str>) -> Option<String> {
         let names_cluster = self.kubeconfig.is_some() || self.context.is_some();
         named.filter(|_| !names_cluster).map(ToOwned::to_owned)
     }
 
-    /// The cluster in words: the context of the kubeconfig that names it.
+    /// Describes the cluster by the kubeconfig's context.
     pub(crate) fn describe(&self) -> String {
         let file = match &self.kubeconfig {
             Some(path) => Kubeconfig::read_from(path).ok(),
@@ -106,7 +106,7 @@ impl Target {
     }
 }
 
-/// Runs a command that waits for the network.
+/// Runs an asynchronous command to its end.
 pub(crate) fn wait<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -1,5 +1,5 @@
-//! `ambit convert`: VirtualServices as equivalent HTTPRoutes. An object that cannot be converted whole is left, with each
-//! reason: half of its rules would route requests differently.
+//! `ambit convert`: converts VirtualServices to equivalent HTTPRoutes. An object that cannot be converted completely is
+//! left out, with each reason: a part of its rules would route requests differently.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::{
     CliError, ErrorKind,
     files::text_of,
-    output::{Format, print, printable, say},
+    output::{Format, print, print_line, printable},
 };
 
 /// Flags of `ambit convert`.
@@ -27,7 +27,7 @@ pub(crate) struct ConvertArgs {
     json: bool,
 }
 
-/// Prints the converted objects; fails if one is left.
+/// Prints the converted objects; the exit code is 1 if an object cannot be converted.
 #[expect(clippy::print_stderr, reason = "standard output has the manifests")]
 pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode, CliError> {
     let mut converted = Vec::new();
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode, CliError> {
     }
     for (number, object) in converted.iter().enumerate() {
         if number > 0 && !args.json {
-            say("---")?;
+            print_line("---")?;
         }
         let format = match args.json {
             true => Format::Json,

@@ -1,5 +1,5 @@
-//! `ambit dashboard`: a local page that shows the mesh. It listens on 127.0.0.1 alone and answers its own page alone
-//! (`guard`); what it shows, the other commands know already, and flow events (`traffic`).
+//! `ambit dashboard`: serves a local page with the state of the mesh. It listens on 127.0.0.1 only and accepts requests
+//! of its own page only (`guard`). The data is that of the other commands and of flow events (`traffic`).
 
 mod api;
 mod bundle;
@@ -15,11 +15,13 @@ use ambit_rt::http::{self as rt_http, Request, Response, ServerOptions};
 use clap::Args;
 use hyper::Method;
 
-use crate::{CliError, ErrorKind, cluster::Target, install::progress, output::say, source::Source};
+use crate::{
+    CliError, ErrorKind, cluster::Target, install::progress, output::print_line, source::Source,
+};
 use api::Api;
 use guard::Guard;
 
-/// Largest request: policies to rehearse.
+/// Maximum size of a request body in bytes; the largest are policies to rehearse.
 const MAX_BODY: usize = 1 << 20;
 /// Maximum concurrent connections.
 const MAX_CONNECTIONS: usize = 64;
@@ -40,7 +42,7 @@ pub(crate) struct DashboardArgs {
     no_open: bool,
 }
 
-/// Serves the page until it is interrupted.
+/// Serves the page until the process is interrupted.
 pub(crate) fn run(args: &DashboardArgs) -> Result<(), CliError> {
     let source = Source::any(args.lab.as_deref(), &args.target);
     // A missing lab or cluster is reported at once, not in the page.
@@ -67,7 +69,7 @@ async fn serve(args: &DashboardArgs, source: Source) -> Result<(), CliError> {
     let port = address.map_err(|error| cannot("cannot serve the dashboard").because(error))?;
     let guard = Guard::new(port.port());
     let api = Api::start(source);
-    say(&format!("dashboard: {}", guard.url()))?;
+    print_line(&format!("dashboard: {}", guard.url()))?;
     progress("it ends with Ctrl-C");
     // The file has the token: it stays until the end, for its user alone.
     let _opened = if args.no_open { None } else { open(&guard) };
@@ -111,7 +113,7 @@ async fn answer(guard: Arc<Guard>, api: Arc<Api>, request: Request) -> Response 
     response
 }
 
-fn refuse(refused: guard::Refused) -> Response {
+fn refuse(refused: guard::Refusal) -> Response {
     let (status, text) = refused.response();
     rt_http::text(status, text)
 }

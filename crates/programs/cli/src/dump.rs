@@ -1,5 +1,5 @@
-//! A `/config_dump` as far as commands need it. Read leniently: ours, Istio's of several versions and
-//! our control plane's `/debug/ambientz` all have these keys, and each has others.
+//! Parts of a `/config_dump` that commands need. Reading is lenient: Ambit's dump, Istio's of several versions and the
+//! `/debug/ambientz` of Ambit's control plane share these keys, and each has further ones.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -24,7 +24,7 @@ pub(crate) struct Dump {
     pub(crate) workload_state: BTreeMap<String, PodEntry>,
 }
 
-/// Part of a dump about the proxy itself, without the records of the whole mesh.
+/// Fields of a dump about the proxy itself, without the records of the mesh.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ProxyDump {
@@ -32,7 +32,7 @@ pub(crate) struct ProxyDump {
     pub(crate) certificates: Entries<CertificateEntry>,
 }
 
-/// Part of a dump about open connections.
+/// Fields of a dump about open connections.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct OpenDump {
@@ -45,7 +45,7 @@ pub(crate) struct OpenDump {
 #[derive(Debug)]
 pub(crate) struct Entries<T>(Vec<Entry<T>>);
 
-/// Known fields of an entry, beside the entry as it came, which is printed as JSON.
+/// Known fields of an entry, and the complete entry, which is printed as JSON.
 #[derive(Debug)]
 pub(crate) struct Entry<T> {
     pub(crate) known: T,
@@ -59,7 +59,7 @@ pub(crate) struct WorkloadEntry {
     pub(crate) uid: String,
     pub(crate) name: String,
     pub(crate) namespace: String,
-    /// Name of its owner: a Deployment's.
+    /// Name of the workload's owner, for instance a Deployment.
     pub(crate) workload_name: String,
     pub(crate) workload_ips: Vec<String>,
     pub(crate) node: String,
@@ -81,7 +81,7 @@ pub(crate) struct EndpointWaypoint {
     pub(crate) identities: Vec<String>,
     /// Whether the destination accepts connections only through the waypoint.
     pub(crate) enforce: bool,
-    /// Whether connections that do not come from it are refused instead of sent there.
+    /// Whether connections that bypass the waypoint are rejected instead of redirected to it.
     pub(crate) refuse: bool,
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct EndpointEntry {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Waypoint {
-    /// `namespace/host` or an address: in words, or a message with its own fields.
+    /// `namespace/host` or an address: a text, or an object with these fields.
     destination: Value,
 }
 
@@ -238,7 +238,7 @@ impl Dump {
         self.workloads.known().map(workload).collect()
     }
 
-    /// The policies; those that cannot be read are errors, since leaving one out would lie.
+    /// Returns the policies. An unreadable policy is an error, since decisions without it would be wrong.
     pub(crate) fn policy_set(&self) -> Result<PolicySet, CliError> {
         let mut set = PolicySet::default();
         for entry in self.policies.iter() {
@@ -263,7 +263,7 @@ fn none() -> CliError {
         .hint("is this a node proxy's admin address (port 15000)?")
 }
 
-/// Null is a missing value.
+/// Deserializes null as the default.
 fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,

@@ -1,4 +1,4 @@
-//! `ambit enroll` and `unenroll`: a namespace's label, and the wait until its pods follow it.
+//! `ambit enroll` and `unenroll`: set the label of namespaces, and wait until their pods are captured or released.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::{
     cluster::{Target, wait},
     install::{duration, failed, progress},
     membership::{Captured, Membership, Rules, captured, has_ended},
-    output::say,
+    output::print_line,
 };
 
 /// Interval of checking the pods.
@@ -56,9 +56,9 @@ pub(crate) fn run(args: &EnrolArgs, enrol: bool) -> Result<(), CliError> {
         for name in &args.namespaces {
             if args.wait {
                 let result = wait_for(&cluster, &rules, name, enrol, args.timeout).await?;
-                say(&result)?;
+                print_line(&result)?;
             } else {
-                say(&format!(
+                print_line(&format!(
                     "namespace {name}: label {}",
                     if enrol { "set" } else { "removed" }
                 ))?;
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &EnrolArgs, enrol: bool) -> Result<(), CliError> {
     })
 }
 
-/// Rules of membership, from the agents' settings.
+/// Reads the rules of membership from the agents' settings.
 pub(crate) async fn rules(cluster: &Cluster, mesh_namespace: &str) -> Result<Rules, CliError> {
     let config = cluster
         .read(Some(mesh_namespace), "ambit-agent-config")
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_must_follow_are_distinguished_from_those_that_need_not() {
+    fn unenrolled_pods_are_distinguished_from_exceptions() {
         let namespace = namespace(
             json!({"metadata": {"name": "a", "labels": {"istio.io/dataplane-mode": "ambient"}}}),
         );

@@ -1,17 +1,17 @@
-//! What goes wrong for the user of the command line: of which kind, why, and what to try.
+//! Errors of the command line: kind, cause, and hints.
 
 use std::{error::Error, process::ExitCode};
 
 use ambit_rt::ErrorChain;
 
-/// Which exit code an error has.
+/// Kind of an error, which decides the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
     /// Invalid usage of the command.
     Usage,
     /// Object that does not exist.
     NotFound,
-    /// The other side cannot be reached or understood.
+    /// The peer is unreachable, or its response is invalid.
     Unreachable,
     /// Any other failure.
     Failed,
@@ -39,7 +39,7 @@ pub struct CliError {
 }
 
 impl CliError {
-    /// An error in words.
+    /// Creates an error with a message.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             kind,
@@ -56,7 +56,7 @@ impl CliError {
         self
     }
 
-    /// Adds something to try.
+    /// Adds a hint for the user.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hints.push(hint.into());
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_tells_cause_and_hint() {
+    fn errors_show_cause_and_hint() {
         let error = CliError::new(ErrorKind::Unreachable, "cannot reach the node proxy")
             .because(std::io::Error::other("connection refused"))
             .hint("use --node");

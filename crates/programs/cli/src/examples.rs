@@ -211,7 +211,7 @@ ambit lab logs shop/server",
     ("lab demo", "ambit lab demo --keep"),
 ];
 
-/// The command line with its examples.
+/// Adds the examples to the help of all commands.
 pub(crate) fn add_to(command: Command) -> Command {
     add(command, &mut Vec::new())
 }
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
     use crate::args::Args;
 
-    /// Visible commands without commands of their own, by their words.
+    /// Collects the visible commands without subcommands, by their words.
     fn leaves(command: &Command, words: &str, found: &mut BTreeSet<String>) {
         let visible = command.get_subcommands().filter(|one| !one.is_hide_set());
         let mut is_leaf = true;
@@ -279,7 +279,7 @@ mod tests {
         );
     }
 
-    /// The arguments of `ambit` in a shell's line.
+    /// Returns the arguments of `ambit` in a line of shell.
     fn arguments(line: &str) -> Vec<String> {
         let line = line.split(" # ").next().unwrap();
         let line = line.replace("'x-tenant: blue'", "x-tenant:blue");

@@ -1,28 +1,31 @@
-//! `ambit policy explain`: which policy decides a connection, and why, from live state or a dump; `ambit explain`
-//! follows a request through all proxies (`walk`). What goes through a waypoint has two legs: node proxies check the
-//! caller against PeerAuthentication alone, and then the waypoint as the caller of what it delivers.
+//! `ambit policy explain`: finds the policy that decides a connection, from live state or a dump; `ambit explain`
+//! follows a request through all proxies (`walk`). A connection through a waypoint has two legs: node proxies evaluate
+//! PeerAuthentication alone for the caller, and all policies for the waypoint as the caller of the pod.
 
 mod delivery;
 mod name;
 mod origin;
+mod policies;
+mod report;
 
 use std::{
     net::{IpAddr, SocketAddr},
     process::ExitCode,
 };
 
-use ambit_authz::{Connection, Explanation, Outcome, Why};
-use ambit_mesh_json::Json;
-use ambit_model::{Action, Identity, Protocol, Scope, Workload};
-use serde::Serialize;
+use ambit_authz::{Connection, Explanation};
+use ambit_model::{Identity, Protocol, Workload};
 
 use crate::{
     CliError, ErrorKind,
     dump::{Dump, EndpointWaypoint, ServiceEntry, Waypoint},
-    output::{self, Format, table},
+    output::{self, Format},
     source::Source,
 };
-pub(crate) use delivery::Delivery;
+use delivery::Delivery;
+use policies::{policy_reports, reason};
+pub(crate) use report::Report;
+use report::words;
 
 /// Flags of `ambit policy explain`.
 #[derive(Clone, Debug, clap::Args)]
@@ -46,51 +49,6 @@ pub(crate) struct ExplainArgs {
     pub(crate) output: Format,
 }
 
-/// Prediction for a connection.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Report {
-    /// The client's pod or address.
-    pub(crate) from: String,
-    /// Client identity that the server will have verified; none for plaintext.
-    pub(crate) identity: Option<String>,
-    /// The server's pod.
-    pub(crate) to: String,
-    /// The application's address.
-    pub(crate) destination: SocketAddr,
-    /// Whether the server's node proxy enforces policies for it.
-    pub(crate) enforced: bool,
-    /// Waypoint on the connection's path, whose policies are not evaluated here.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) waypoint: Option<String>,
-    /// Decision on the waypoint's own connection to the server.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) delivery: Option<Delivery>,
-    /// Whether the connection is allowed; with a waypoint, whether node proxies allow each leg.
-    pub(crate) allowed: bool,
-    /// The policy that decides.
-    pub(crate) decided_by: Option<String>,
-    /// Reason as text.
-    pub(crate) why: String,
-    /// Decision of every policy that applies.
-    pub(crate) policies: Vec<PolicyReport>,
-    /// Unknown policies that the server names.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) missing: Vec<String>,
-}
-
-/// Evaluation of one policy.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct PolicyReport {
-    pub(crate) policy: String,
-    pub(crate) action: Json<Action>,
-    pub(crate) scope: Json<Scope>,
-    pub(crate) dry_run: bool,
-    /// The first rule that matches, counted from 1.
-    pub(crate) matching_rule: Option<usize>,
-}
-
 /// Explains; the exit code is 1 if a connection would be refused.
 pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
     let dump = dump(args)?;
@@ -103,7 +61,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::from(u8::from(!is_allowed)))
 }
 
-/// The state of the queried node proxy: that of the server's node, unless flags name another.
+/// Fetches the dump of the server's node proxy, unless flags name another source.
 fn dump(args: &ExplainArgs) -> Result<Dump, CliError> {
     let dump = args.source.dump()?;
     if !args.source.is_open() {
@@ -177,7 +135,7 @@ fn is_refused(dump: &Dump, server: &Workload, connection: &Connection) -> bool {
     connection.source.is_none() && attached.is_some_and(|one| one.enforce && one.refuse)
 }
 
-/// The waypoint that the server is an endpoint of.
+/// Returns the waypoint of the server as an endpoint.
 fn attached<'a>(dump: &'a Dump, server: &Workload) -> Option<&'a EndpointWaypoint> {
     let mut entries = dump.workloads.known();
     let entry = entries.find(|entry| entry.uid == server.uid.as_str())?;
@@ -419,116 +377,6 @@ fn report(
             .map(ToString::to_string)
             .collect(),
     }
-}
-
-fn policy_reports(explanation: &Explanation) -> Vec<PolicyReport> {
-    let all = explanation.policies.iter();
-    all.map(|evaluation| PolicyReport {
-        policy: evaluation.policy.to_string(),
-        action: Json(evaluation.action),
-        scope: Json(evaluation.scope),
-        dry_run: evaluation.dry_run,
-        matching_rule: match evaluation.outcome {
-            Outcome::Matches { rule } => Some(rule + 1),
-            Outcome::NoMatch => None,
-        },
-    })
-    .collect()
-}
-
-fn reason(why: &Why) -> &'static str {
-    match why {
-        Why::NoPolicies => "no policy applies",
-        Why::NoAllowPolicies => "no DENY policy matches, no ALLOW policy applies",
-        Why::Allowed => "an ALLOW policy matches",
-        Why::Denied => "a DENY policy matches",
-        Why::NoneAllowed => "ALLOW policies apply, none of them matches",
-        Why::NotUnderstood(_) => "a policy that is not understood denies all that it covers",
-        Why::MissingPolicy(_) => "the server names a policy that is not known (yet)",
-    }
-}
-
-/// Formats the report for display.
-pub(crate) fn words(report: &Report) -> String {
-    let who = match &report.identity {
-        Some(identity) if *identity == report.from => identity.clone(),
-        Some(identity) => format!("{} as {identity}", report.from),
-        None => format!("{} without an identity (plaintext)", report.from),
-    };
-    // A waypoint delivers only connections that were routed to it.
-    let is_allowed = report.allowed || report.delivery.is_some();
-    let at = report.waypoint.as_ref().map(|_| " at the node proxy");
-    let mut text = format!(
-        "{who}\n  -> {} ({})\n{}{}{}: {}",
-        report.to,
-        report.destination,
-        decision_text(is_allowed),
-        at.unwrap_or_default(),
-        by(report.decided_by.as_deref()),
-        report.why
-    );
-    match (&report.waypoint, &report.delivery) {
-        (Some(waypoint), None) => text.push_str(&format!(
-            "\ngoes through the waypoint {waypoint}, whose policies are not evaluated here; its connections are \
-             checked against the server's policies, with the waypoint as client"
-        )),
-        (Some(waypoint), Some(_)) => text.push_str(&format!(
-            "\ngoes through the waypoint {waypoint}, whose policies are not evaluated here"
-        )),
-        _ => {}
-    }
-    push_policies(&mut text, &report.policies);
-    if let Some(delivery) = &report.delivery {
-        text.push_str(&format!(
-            "\n\nthe waypoint as {}\n  -> {} ({})\n{}{}: {}",
-            delivery.identity,
-            report.to,
-            report.destination,
-            decision_text(delivery.allowed),
-            by(delivery.decided_by.as_deref()),
-            delivery.why
-        ));
-        if !delivery.allowed {
-            text.push_str(
-                "\nthe server's policies refuse the waypoint, and so every caller behind it",
-            );
-        }
-        push_policies(&mut text, &delivery.policies);
-    }
-    for missing in &report.missing {
-        text.push_str(&format!("\nnot known: {missing}"));
-    }
-    text
-}
-
-fn decision_text(is_allowed: bool) -> &'static str {
-    if is_allowed { "ALLOWED" } else { "DENIED" }
-}
-
-fn by(policy: Option<&str>) -> String {
-    policy
-        .map(|policy| format!(" by {policy}"))
-        .unwrap_or_default()
-}
-
-fn push_policies(text: &mut String, policies: &[PolicyReport]) {
-    if policies.is_empty() {
-        return;
-    }
-    let rows = policies.iter().map(|policy| {
-        let dry = if policy.dry_run { " (dry run)" } else { "" };
-        vec![
-            policy.policy.clone(),
-            format!("{:?}{dry}", policy.action.0).to_uppercase(),
-            format!("{:?}", policy.scope.0),
-            match policy.matching_rule {
-                Some(rule) => format!("rule {rule} matches"),
-                None => "no rule matches".to_owned(),
-            },
-        ]
-    });
-    text.push_str("\n\n");
-    text.push_str(&table(&["POLICY", "ACTION", "SCOPE", "RESULT"], rows));
 }
 
 #[cfg(test)]

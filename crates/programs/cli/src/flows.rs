@@ -1,6 +1,7 @@
 //! `ambit flows`: live connections and requests, from node proxies and waypoints of a lab or a cluster.
 
 mod control_plane;
+mod place;
 mod proxies;
 mod read;
 mod screen;
@@ -15,10 +16,11 @@ use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
     CliError, ErrorKind,
-    cluster::{Target, wait},
+    cluster::wait,
     install::{duration, progress},
-    output::say,
+    output::print_line,
 };
+pub(crate) use place::FlowPlace;
 use proxies::Proxies;
 pub(crate) use read::Received;
 
@@ -51,16 +53,6 @@ pub(crate) struct FlowsArgs {
     /// Format of the output; a screen to look around in, if the output is a terminal
     #[arg(short, long, value_enum)]
     output: Option<FlowFormat>,
-}
-
-/// Where flows are read.
-#[derive(Clone, Debug, Default, Args)]
-pub(crate) struct FlowPlace {
-    /// Of this lab; otherwise of the kubeconfig's cluster
-    #[arg(long, env = "AMBIT_LAB")]
-    pub(crate) lab: Option<String>,
-    #[command(flatten)]
-    pub(crate) target: Target,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -114,7 +106,7 @@ pub(crate) fn run(args: &FlowsArgs) -> Result<(), CliError> {
     })
 }
 
-/// Streams events from all node proxies and waypoints of a place, those that come later too.
+/// Streams events from all node proxies and waypoints of a lab or cluster, including those that start later.
 ///
 /// # Errors
 /// If the proxies of the lab or cluster cannot be listed, or there are none.
@@ -144,7 +136,7 @@ async fn print(
         match next {
             Received::Item(item) => {
                 if let Some(line) = line(&item) {
-                    say(&line)?;
+                    print_line(&line)?;
                 }
             }
             Received::Began(proxy) => progress(&format!("reading {proxy}")),
@@ -154,7 +146,7 @@ async fn print(
     Ok(())
 }
 
-/// The next event; `None` when the time is over.
+/// Returns the next event; `None` at the end of the period.
 async fn next(received: &mut mpsc::Receiver<Received>, end: Option<Instant>) -> Option<Received> {
     match end {
         Some(end) => tokio::time::timeout_at(end, received.recv()).await.ok()?,

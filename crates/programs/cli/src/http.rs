@@ -1,4 +1,4 @@
-//! One request to an admin endpoint, on a connection that is given.
+//! HTTP requests to admin endpoints over an open connection.
 
 use std::{future::Future, pin::pin, time::Duration};
 
@@ -17,9 +17,9 @@ use tokio::{
 };
 
 /// Maximum size of a response, enough for the dump of a very large mesh.
-const MAX_ANSWER: usize = 1 << 30;
+const MAX_RESPONSE_BYTES: usize = 1 << 30;
 /// Idle timeout of the connection.
-const SILENCE: Duration = Duration::from_secs(30);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Response of a server.
 #[derive(Debug)]
@@ -35,9 +35,9 @@ pub(crate) enum RequestError {
     Request(#[from] hyper::http::Error),
     #[error(transparent)]
     Http(#[from] hyper::Error),
-    #[error("nothing came for {SILENCE:?}")]
+    #[error("nothing came for {IDLE_TIMEOUT:?}")]
     Silent,
-    #[error("the answer is larger than {MAX_ANSWER} bytes")]
+    #[error("the answer is larger than {MAX_RESPONSE_BYTES} bytes")]
     TooLarge,
 }
 
@@ -73,7 +73,7 @@ pub(crate) async fn send(
         let mut body = Vec::new();
         while let Some(frame) = within_timeout(rest.frame()).await? {
             if let Ok(data) = frame?.into_data() {
-                if body.len() + data.len() > MAX_ANSWER {
+                if body.len() + data.len() > MAX_RESPONSE_BYTES {
                     return Err(RequestError::TooLarge);
                 }
                 body.extend_from_slice(&data);
@@ -89,7 +89,7 @@ pub(crate) async fn send(
 }
 
 async fn within_timeout<T>(answer: impl Future<Output = T>) -> Result<T, RequestError> {
-    timeout(SILENCE, answer)
+    timeout(IDLE_TIMEOUT, answer)
         .await
         .map_err(|_elapsed| RequestError::Silent)
 }
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_that_is_cut_off_is_none() {
+    async fn truncated_responses_are_errors() {
         for cut in [
             "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nab",
             "HTTP/1.1 200 OK\r\n",

@@ -11,7 +11,7 @@ use crate::{
         Certificate, CertificateEntry, Connection, Dump, Entries, Entry, PolicyEntry, ServiceEntry,
         Waypoint, WorkloadEntry, or,
     },
-    output::{self, Format, say, table},
+    output::{self, Format, print_line, table},
     source::Source,
 };
 
@@ -64,7 +64,7 @@ impl Named for PolicyEntry {
     }
 }
 
-/// The entries of a namespace, or all, by name.
+/// Returns the entries of a namespace, or all, sorted by name.
 fn chosen<'a, T: Named>(entries: &'a Entries<T>, namespace: Option<&str>) -> Vec<&'a Entry<T>> {
     let is_selected = |entry: &&Entry<T>| namespace.is_none_or(|name| entry.known.name().0 == name);
     let mut entries: Vec<_> = entries.iter().filter(is_selected).collect();
@@ -150,7 +150,7 @@ fn service_rows(services: &[&ServiceEntry]) -> String {
     table(&header, services.iter().map(row))
 }
 
-/// The port of a service's endpoints: its own, or those that a named one resolves to there.
+/// Formats the target port of a service: its number, or the numbers that a named port has at the endpoints.
 fn target_ports(service: &ServiceEntry, port: u16, target: u16) -> String {
     if target > 0 {
         return target.to_string();
@@ -309,7 +309,7 @@ pub(crate) fn log_level(args: &LogLevel) -> Result<(), CliError> {
     };
     for source in args.source.all()? {
         let answer = source.succeed(Method::POST, &path)?;
-        say(String::from_utf8_lossy(&answer).trim_end())?;
+        print_line(String::from_utf8_lossy(&answer).trim_end())?;
     }
     Ok(())
 }

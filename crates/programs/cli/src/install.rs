@@ -23,10 +23,10 @@ use crate::{
     CliError, ErrorKind,
     cluster::{Target, wait},
     files::text_of,
-    output::say,
+    output::print_line,
 };
 
-/// Which values the chart gets.
+/// Values for the chart.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Values {
     /// A file of values; later ones win
@@ -209,14 +209,14 @@ async fn run(args: &InstallArgs, mut overrides: Overrides) -> Result<(), CliErro
         .complete()
         .map_err(|error| failed(error.into()))?;
     let notes = render::notes(&plan.release, &complete).map_err(|error| failed(error.into()))?;
-    say(&format!(
+    print_line(&format!(
         "Ambit {} is installed in {}.",
         env!("CARGO_PKG_VERSION"),
         plan.release.namespace
     ))?;
     // The first paragraph repeats the output, the second the actions, the last is for users of Helm.
     let rest: Vec<_> = notes.trim().split("\n\n").skip(2).take(2).collect();
-    say(&format!("\n{}", rest.join("\n\n")))
+    print_line(&format!("\n{}", rest.join("\n\n")))
 }
 
 /// Removes the installation.
@@ -243,7 +243,7 @@ pub(crate) fn uninstall(args: &UninstallArgs) -> Result<(), CliError> {
             })?;
             if !known.has_node_parts() {
                 remove().await?;
-                return say(&format!("The revision {} is uninstalled.", args.revision));
+                return print_line(&format!("The revision {} is uninstalled.", args.revision));
             }
         }
         if args.unlabel || !args.release_only {
@@ -259,10 +259,10 @@ pub(crate) fn uninstall(args: &UninstallArgs) -> Result<(), CliError> {
             other => other.map_err(failed)?,
         }
         if args.release_only {
-            return say("No pod is captured any longer.");
+            return print_line("No pod is captured any longer.");
         }
         remove().await?;
-        say("Ambit is uninstalled.")
+        print_line("Ambit is uninstalled.")
     })
 }
 
@@ -273,7 +273,7 @@ fn absent(namespace: &str, revision: &str) -> CliError {
     })
 }
 
-/// Removes the labels from the mesh's namespaces, or asserts that none are left.
+/// Removes the labels from the mesh's namespaces, or fails if labelled ones are left.
 async fn leave(cluster: &Cluster, args: &UninstallArgs) -> Result<(), CliError> {
     let enrolled = remove::enrolled_namespaces(cluster).await;
     let enrolled = enrolled.map_err(failed)?;
@@ -352,7 +352,7 @@ fn print(plan: &Plan) -> Result<(), CliError> {
         text.push_str("---\n");
         text.push_str(&yaml(object)?);
     }
-    say(text.trim_end())
+    print_line(text.trim_end())
 }
 
 fn yaml(object: &Value) -> Result<String, CliError> {
@@ -408,7 +408,7 @@ fn platform_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// Reads `90s`, `5m`, `1h`, or seconds.
+/// Parses a duration: `90s`, `5m`, `1h`, or a number of seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let (number, factor) = match text.char_indices().next_back() {
         Some((at, 's')) => (text.get(..at), 1),

@@ -31,11 +31,11 @@ pub(crate) use effect::{Effect, Outcome};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Mesh {
     pub(crate) objects: Vec<(Value, Option<Origin>)>,
-    /// Settings of the control plane; where none runs, those that it would start with.
+    /// Settings of the control plane, or its defaults where none runs.
     pub(crate) config: MeshConfig,
     /// Whether a control plane of Ambit runs with these settings.
     pub(crate) is_installed: bool,
-    /// Parts that could not be read, and why.
+    /// Objects and kinds that could not be read, with the reason.
     pub(crate) unreadable: Vec<String>,
     /// Kinds of the mesh's API groups that are defined, are not followed, and have no objects.
     pub(crate) unused_kinds: Vec<String>,
@@ -77,7 +77,7 @@ pub(crate) fn effects(mesh: &Mesh) -> Vec<Effect> {
     all
 }
 
-/// MeshConfig in the ConfigMap of the root namespace; an empty one without any.
+/// Reads the MeshConfig from the ConfigMap of the root namespace; an empty one if there is none.
 fn mesh_settings<'a>(
     mut values: impl Iterator<Item = &'a Value>,
     root_namespace: &str,
@@ -108,7 +108,7 @@ fn trust_domain(config: &mut MeshConfig, settings: &Settings) -> Option<Effect> 
     ))
 }
 
-/// Problems that the control plane finds.
+/// Returns the problems that the control plane's code reports as effects.
 fn derived(mesh: &Mesh, config: MeshConfig, surroundings: &Surroundings) -> Vec<Effect> {
     let mut all = Vec::new();
     let mut events = Vec::new();
@@ -245,7 +245,7 @@ fn without_effect(value: &Value) -> Option<Effect> {
     Some(Effect::new(Outcome::Lapses, &object, ".", effect, advice))
 }
 
-/// Adds the objects of the mesh's kinds that nothing is found of, and drops what works of the others.
+/// Adds objects without findings as working, and removes working fields of the others.
 fn add_working<'a>(all: &mut Vec<Effect>, values: impl Iterator<Item = &'a Value>) {
     let differing = all.iter().filter(|one| one.outcome != Outcome::Works);
     let differing: BTreeSet<String> = differing.map(|one| one.object.clone()).collect();

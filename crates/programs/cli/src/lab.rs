@@ -11,7 +11,7 @@ use crate::{
     CliError, ErrorKind,
     args::{LabCommand, UpArgs},
     labs::{client_error, find},
-    output::{self, Format, say, table},
+    output::{self, Format, print_line, table},
     problems::{self, Problem},
     readiness::{all_ready, launch, wait_for_proxies},
     source::Source,
@@ -75,7 +75,7 @@ pub(crate) fn run(name: &str, command: LabCommand) -> Result<ExitCode, CliError>
         }
         LabCommand::List => {
             for name in ambit_lab::StateDir::list(&base_directory()) {
-                say(&name)?;
+                print_line(&name)?;
             }
         }
     }
@@ -86,7 +86,7 @@ fn up(name: &str, args: UpArgs) -> Result<(), CliError> {
     let wait = Duration::from_secs(args.wait);
     let options = options(name, args)?;
     let client = launch(&options)?;
-    say(&format!("lab {name} is up: {} nodes", options.nodes))?;
+    print_line(&format!("lab {name} is up: {} nodes", options.nodes))?;
     if wait.is_zero() {
         return Ok(());
     }

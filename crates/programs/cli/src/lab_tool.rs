@@ -1,4 +1,4 @@
-//! `ambit lab-tool`: becomes `ambit-lab-tool`, for manifests whose pods have nothing but `ambit` as their command.
+//! `ambit lab-tool`: executes `ambit-lab-tool`, for manifests whose pods have `ambit` as their command.
 
 use std::{ffi::OsString, os::unix::process::CommandExt as _, process::Command};
 

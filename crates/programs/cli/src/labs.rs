@@ -1,4 +1,4 @@
-//! Running labs: which one a command queries, and its errors in words.
+//! Running labs: selection of the lab that a command queries, and conversion of its errors.
 
 use ambit_k8s_api::{Kind, Namespace, ObjectKey, ObjectType};
 use ambit_lab::{Client, ClientError, StateDir, base_directory};
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{CliError, ErrorKind};
 
-/// The lab of that name.
+/// Connects to the lab of this name.
 pub(crate) fn find(name: &str) -> Result<Client, CliError> {
     Client::find(&base_directory(), name).map_err(client_error)
 }
@@ -34,19 +34,19 @@ pub(crate) fn hint() -> Option<String> {
     ))
 }
 
-/// Objects of a kind in their JSON form, of all objects of a lab.
+/// Returns the objects of a kind among all objects of a lab, as JSON.
 pub(crate) fn values_of_kind(objects: &[Value], kind: Kind) -> impl Iterator<Item = &Value> {
     let is_one = move |one: &&Value| ObjectKey::read(one).is_ok_and(|key| key.kind == kind);
     objects.iter().filter(is_one)
 }
 
-/// Objects of a kind, of all objects of a lab. Those that are not of that form are left out.
+/// Returns the objects of a kind among all objects of a lab. Malformed ones are skipped.
 pub(crate) fn of_kind<T: ObjectType>(objects: &[Value]) -> Vec<T> {
     let found = values_of_kind(objects, T::OBJECT_KIND);
     found.filter_map(|one| T::deserialize(one).ok()).collect()
 }
 
-/// A namespace, of all objects of a lab.
+/// Returns a namespace among all objects of a lab.
 pub(crate) fn namespace(objects: &[Value], name: &str) -> Result<Namespace, CliError> {
     let namespaces: Vec<Namespace> = of_kind(objects);
     let mut namespaces = namespaces.into_iter();

@@ -13,6 +13,7 @@ mod check;
 mod cluster;
 mod convert;
 mod dashboard;
+mod definition;
 mod demo;
 mod dump;
 mod enrol;
@@ -46,25 +47,15 @@ mod version;
 mod walk;
 mod waypoint;
 
-use std::{ffi::OsStr, path::Path, process::ExitCode};
+use std::{path::Path, process::ExitCode};
 
-use clap::{Command as Definition, CommandFactory as _, FromArgMatches as _};
+use clap::FromArgMatches as _;
 
-use crate::args::{Args, Command, PolicyCommand};
+use crate::{
+    args::{Args, Command, PolicyCommand},
+    definition::definition,
+};
 pub use error::{CliError, ErrorKind};
-
-/// Name under which kubectl finds a program as its plugin `kubectl ambit`.
-const KUBECTL_PLUGIN: &str = "kubectl-ambit";
-
-/// Definition of the command line, for a program that was started as `name`.
-fn definition(name: Option<&OsStr>) -> Definition {
-    let definition = examples::add_to(Args::command());
-    let file = name.and_then(|name| Path::new(name).file_name());
-    match file == Some(KUBECTL_PLUGIN.as_ref()) {
-        true => definition.bin_name("kubectl ambit"),
-        false => definition,
-    }
-}
 
 /// Runs the command line.
 pub fn main() -> ExitCode {

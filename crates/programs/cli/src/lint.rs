@@ -1,6 +1,6 @@
-//! `ambit lint`: what would be wrong with manifests, before they are applied. The objects of the lab or cluster are derived
-//! twice by the control plane's code, without and with the manifests; problems that are new, or of objects in the
-//! manifests, are reported, and what [`checks`] finds besides.
+//! `ambit lint`: finds problems of manifests before they are applied. The control plane's code derives the objects of
+//! the lab or cluster twice, without and with the manifests; new problems and those of objects in the manifests are
+//! reported, with the findings of [`checks`].
 
 mod checks;
 
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &LintArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::from(u8::from(fails)))
 }
 
-/// All that manifests have, and what of them cannot be read.
+/// Reads the objects of the manifests, and their unreadable parts.
 fn read(files: &[PathBuf]) -> Result<Snapshot, CliError> {
     let mut all = Snapshot::default();
     for path in files {
@@ -80,7 +80,7 @@ fn read(files: &[PathBuf]) -> Result<Snapshot, CliError> {
     Ok(all)
 }
 
-/// Settings and objects of the lab or cluster.
+/// Reads the settings and objects of the lab or cluster.
 fn present(args: &LintArgs) -> Result<(MeshConfig, Vec<ObjectEvent>), CliError> {
     if let Some(lab) = args.target.lab(args.lab.as_deref()) {
         let objects = labs::find(&lab)?.objects().map_err(labs::client_error)?;
@@ -102,7 +102,7 @@ fn present(args: &LintArgs) -> Result<(MeshConfig, Vec<ObjectEvent>), CliError> 
     })
 }
 
-/// The problems of manifests among the objects that are there.
+/// Returns the problems of manifests together with the present objects.
 fn lint(config: MeshConfig, present: Vec<ObjectEvent>, manifests: Snapshot) -> Vec<Problem> {
     let known: BTreeSet<Found> = survey(config.clone(), &present).into_iter().collect();
     let mut after: BTreeMap<ObjectKey, ObjectEvent> = present
@@ -139,7 +139,7 @@ fn lint(config: MeshConfig, present: Vec<ObjectEvent>, manifests: Snapshot) -> V
         .collect()
 }
 
-/// Labels and annotations of Istio that have no effect, or another one.
+/// Returns the problems of Istio's labels and annotations without an effect in Ambit, or with another one.
 fn marks(objects: &[ObjectEvent], linted: &BTreeSet<ObjectKey>) -> Vec<Problem> {
     let mut problems = Vec::new();
     for event in objects {

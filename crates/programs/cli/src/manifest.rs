@@ -1,4 +1,4 @@
-//! Objects of Istio's kinds in the form of manifests: without empty and missing fields, which mean the same there.
+//! Objects of Istio's kinds as manifests: without empty fields, which mean the same as missing ones.
 
 use serde::Serialize;
 use serde_json::Value;

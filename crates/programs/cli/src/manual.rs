@@ -1,10 +1,11 @@
-//! `ambit completion` and `ambit man`: what shells and manuals know of the command line, made of its own definition.
+//! `ambit completion` and `ambit man`: completion scripts and manual pages, generated from the command line's
+//! definition.
 
 use std::{fs, io, path::Path};
 
 use clap_complete::Shell;
 
-use crate::{CliError, ErrorKind, definition};
+use crate::{CliError, ErrorKind, definition::definition};
 
 /// Prints the completion script of a shell.
 pub(crate) fn completion(shell: Shell) -> Result<(), CliError> {

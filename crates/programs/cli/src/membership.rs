@@ -1,4 +1,4 @@
-//! Whether a pod should be in the mesh, whether it is, and why: from the API server's objects alone.
+//! Mesh membership of a pod, desired and actual with reasons, from objects of the API server alone.
 
 use ambit_k8s_api::{
     Namespace, Pod,
@@ -12,7 +12,7 @@ use serde::Serialize;
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
     enablement: Enablement,
-    /// The selectors cannot be read: then only the agents know what they do.
+    /// Whether the selectors cannot be parsed, so that only the agents know membership.
     unreadable: bool,
 }
 
@@ -33,7 +33,7 @@ pub(crate) enum Membership {
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Captured {
     Yes,
-    /// The agent has not finished, or is in doubt.
+    /// The agent has not finished, or does not know the state.
     Pending,
     No,
 }
@@ -95,7 +95,7 @@ impl Rules {
     }
 }
 
-/// Whether a pod is in the mesh, as its node's agent has written.
+/// Reads from the agent's annotation whether a pod is in the mesh.
 pub(crate) fn captured(pod: &Pod) -> Captured {
     let annotations = pod.metadata.annotations.as_ref();
     match annotations.and_then(|all| all.get(REDIRECTION)) {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn the_agents_annotation_tells_whether_it_is_captured() {
+    fn capture_is_read_from_the_agents_annotation() {
         let of = |value: &str| {
             captured(&pod(
                 None,

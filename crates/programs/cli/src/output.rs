@@ -1,4 +1,4 @@
-//! How results are printed: a table for people, JSON or YAML for programs.
+//! Output of results: tables for people, JSON or YAML for programs.
 
 use std::io::{self, Write};
 
@@ -30,17 +30,19 @@ pub(crate) fn print<T: Serialize>(
         CliError::new(ErrorKind::Failed, "cannot print the result").because(error)
     };
     match format {
-        Format::Table => say(&table()),
-        Format::Json => say(&serde_json::to_string_pretty(value).map_err(|e| failed(e.into()))?),
+        Format::Table => print_line(&table()),
+        Format::Json => {
+            print_line(&serde_json::to_string_pretty(value).map_err(|e| failed(e.into()))?)
+        }
         Format::Yaml => {
             let text = serde_saphyr::to_string(value).map_err(|e| failed(e.to_string().into()))?;
-            say(text.trim_end())
+            print_line(text.trim_end())
         }
     }
 }
 
-/// Prints a line. Whoever reads may stop reading (`| head`): that is no fault.
-pub(crate) fn say(text: &str) -> Result<(), CliError> {
+/// Prints a line. A reader that closes the pipe (`| head`) is no error.
+pub(crate) fn print_line(text: &str) -> Result<(), CliError> {
     match writeln!(io::stdout(), "{text}") {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(CliError::new(ErrorKind::Failed, "cannot write").because(error))
@@ -52,8 +54,8 @@ pub(crate) fn say(text: &str) -> Result<(), CliError> {
 /// Maximum length of foreign text on one line, in characters.
 const MAX_SHOWN: usize = 512;
 
-/// A text of others, fit for a terminal: control characters, those that turn the direction of text, and invisible ones
-/// are shown as escapes, and long texts are cut.
+/// Escapes foreign text for a terminal: control characters, bidirectional controls and invisible characters become
+/// escapes, and long texts are truncated.
 pub(crate) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len().min(MAX_SHOWN));
     for (at, character) in text.chars().enumerate() {
@@ -73,7 +75,7 @@ pub(crate) fn printable(text: &str) -> String {
     shown
 }
 
-/// A table without lines, as kubectl's; rows of texts.
+/// Formats rows as a table without lines, like kubectl's.
 pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table

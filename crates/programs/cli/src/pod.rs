@@ -1,30 +1,28 @@
-//! `ambit pod`: whether a pod is in the mesh, and why, by all sources: the labels, the node's
-//! agent, the node's proxy.
+//! `ambit pod`: reports from labels, the node's agent and the node's proxy whether a pod is in the mesh, and why.
 
 mod in_lab;
+mod report;
 mod waypoint;
 
 use ambit_install::{
     object::{name, namespace_of},
     rollout::node_of,
 };
-use ambit_k8s_api::{Gateway, Namespace, Pod};
+use ambit_k8s_api::Gateway;
 use clap::Args;
-use serde::Serialize;
 
 use crate::{
     CliError,
-    answers::AgentPod,
     cluster::{Target, wait},
-    dump::{Dump, PodEntry, or},
+    dump::Dump,
     enrol,
     install::failed,
-    membership::{Captured, Membership, Rules, captured},
+    membership::captured,
     output::{self, Format},
     reach::{self, AGENT, PROXY, best},
     status,
 };
-use waypoint::Binding;
+use report::{Answers, Report, proxy_of, words};
 
 /// Flags of `ambit pod`.
 #[derive(Clone, Debug, Args)]
@@ -42,62 +40,6 @@ pub(crate) struct PodArgs {
     /// Format of the output
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
-}
-
-/// Reports of all parts on a pod.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Report {
-    /// Name of the pod, `namespace/name`.
-    pod: String,
-    node: String,
-    /// Mesh membership by all sources.
-    #[serde(rename = "verdict")]
-    mesh_state: MeshState,
-    /// Membership by labels and settings.
-    #[serde(rename = "wanted")]
-    membership: Membership,
-    /// Annotation that the agent wrote on the pod.
-    annotation: Captured,
-    /// Response of the node's agent.
-    agent: Result<AgentPod, String>,
-    /// Response of the node's proxy.
-    proxy: Result<Proxy, String>,
-    /// The waypoint of requests to the pod itself.
-    waypoint: Binding,
-}
-
-/// State of the pod in its node's proxy.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Proxy {
-    /// Whether the proxy listens in the pod.
-    serves: bool,
-    /// Connections that the proxy carries for the pod.
-    connections: usize,
-    /// State of the pod identity's certificate, if there is one.
-    certificate: Option<String>,
-    /// Protocol in which others reach the pod, as published by the control plane: `HBONE` or `TCP`; none if
-    /// unpublished.
-    protocol: Option<String>,
-    /// Waypoint of the pod, as published by the control plane.
-    waypoint: Option<String>,
-}
-
-/// Mesh membership of the pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) enum MeshState {
-    /// In the mesh, according to all sources.
-    In,
-    /// Pod that should be in the mesh, and is not.
-    NotYet,
-    /// Still in the mesh, but should no longer be.
-    Leaving,
-    /// Outside the mesh, as desired.
-    Out,
-    /// Sources disagree, or one does not respond.
-    Unclear,
 }
 
 /// Shows the report.
@@ -155,304 +97,4 @@ fn of_cluster(target: &Target, namespace: &str, pod_name: &str) -> Result<Report
             },
         ))
     })
-}
-
-/// Responses of all components about a pod.
-struct Answers {
-    node: String,
-    annotation: Captured,
-    agent: Result<AgentPod, String>,
-    proxy: Result<Proxy, String>,
-    gateways: Vec<Gateway>,
-}
-
-impl Report {
-    fn new(pod: &Pod, namespace: &Namespace, rules: &Rules, answers: Answers) -> Self {
-        let membership = rules.membership(pod, namespace);
-        let Answers {
-            node,
-            annotation,
-            agent,
-            proxy,
-            gateways,
-        } = answers;
-        Self {
-            pod: format!("{}/{}", namespace_of(pod), name(pod)),
-            node,
-            mesh_state: mesh_state(&membership, annotation, &agent, &proxy),
-            waypoint: waypoint::binding(pod, namespace, &gateways),
-            membership,
-            annotation,
-            agent,
-            proxy,
-        }
-    }
-}
-
-fn proxy_of(dump: &Dump, pod: &Pod) -> Proxy {
-    let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-    let state = dump.workload_state.get(uid);
-    let account = pod
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.service_account_name.as_deref());
-    let account = or(account.unwrap_or_default(), "default");
-    let identity = format!("/ns/{}/sa/{account}", namespace_of(pod));
-    let mut certificates = dump.certificates.known();
-    let certificate = certificates.find(|entry| entry.identity.ends_with(&identity));
-    let workload = dump
-        .workloads
-        .known()
-        .find(|workload| workload.namespace == namespace_of(pod) && workload.name == name(pod));
-    Proxy {
-        serves: state.is_some_and(|state| state.state != "Pending"),
-        connections: state.map_or(0, PodEntry::open),
-        certificate: certificate.map(|entry| entry.state.clone()),
-        protocol: workload.map(|workload| or(&workload.protocol, "TCP").to_owned()),
-        waypoint: workload.and_then(|workload| {
-            let waypoint = workload.waypoint.as_ref();
-            waypoint.map(|waypoint| waypoint.destination())
-        }),
-    }
-}
-
-/// Derives the mesh membership from the reports of all sources.
-fn mesh_state(
-    membership: &Membership,
-    annotation: Captured,
-    agent: &Result<AgentPod, String>,
-    proxy: &Result<Proxy, String>,
-) -> MeshState {
-    let (Ok(agent), Ok(proxy)) = (agent, proxy) else {
-        return match membership {
-            Membership::Out(_) if annotation == Captured::No => MeshState::Out,
-            _ => MeshState::Unclear,
-        };
-    };
-    let belongs = match membership {
-        Membership::In(_) => true,
-        Membership::Out(_) => false,
-        Membership::Unknown => agent.belongs,
-    };
-    let is = agent.state == "captured";
-    match (belongs, is) {
-        (true, true) if proxy.serves && annotation == Captured::Yes => MeshState::In,
-        (true, true) => MeshState::Unclear,
-        (true, false) => MeshState::NotYet,
-        (false, true) => MeshState::Leaving,
-        (false, false) if proxy.serves || annotation != Captured::No => MeshState::Leaving,
-        (false, false) => MeshState::Out,
-    }
-}
-
-fn words(report: &Report) -> String {
-    let mesh_state = match report.mesh_state {
-        MeshState::In => "is in the mesh",
-        MeshState::NotYet => "should be in the mesh and is NOT (yet)",
-        MeshState::Leaving => "is leaving the mesh",
-        MeshState::Out => "is outside the mesh",
-        MeshState::Unclear => "is in doubt: agent, proxy and labels disagree",
-    };
-    let mut lines = vec![format!("{} on {} {mesh_state}", report.pod, report.node)];
-    lines.push(match &report.membership {
-        Membership::In(why) => format!("  by its labels: in, because {why}"),
-        Membership::Out(why) => format!("  by its labels: out, because {why}"),
-        Membership::Unknown => {
-            "  by its labels: decided by cni.ambient.enablementSelectors, see the agent".to_owned()
-        }
-    });
-    let annotation = match report.annotation {
-        Captured::Yes => "enabled",
-        Captured::Pending => "pending",
-        Captured::No => "none",
-    };
-    lines.push(format!(
-        "  annotation ambient.istio.io/redirection: {annotation}"
-    ));
-    let Binding { waypoint, why } = &report.waypoint;
-    let waypoint = waypoint.as_deref().unwrap_or("none");
-    lines.push(format!("  waypoint: {waypoint}, because: {why}"));
-    match &report.agent {
-        Err(error) => lines.push(format!("  agent: {error}")),
-        Ok(agent) => {
-            lines.push(format!("  agent: {}: {}", agent.state, agent.why));
-            if let Some(error) = &agent.error {
-                lines.push(format!("    the last step failed: {error}"));
-            }
-            let yes = |is: bool| if is { "yes" } else { "no" };
-            lines.push(format!(
-                "    listeners acknowledged: {}, redirection seen in the kernel: {}, repaired {} times",
-                yes(agent.listeners),
-                yes(agent.redirected),
-                agent.drifts
-            ));
-        }
-    }
-    match &report.proxy {
-        Err(error) => lines.push(format!("  node proxy: {error}")),
-        Ok(proxy) if !proxy.serves => lines.push("  node proxy: does not serve it".to_owned()),
-        Ok(proxy) => {
-            lines.push(format!(
-                "  node proxy: serves it, {} connections",
-                proxy.connections
-            ));
-            lines.push(format!(
-                "    certificate: {}; others reach it by: {}",
-                proxy.certificate.as_deref().unwrap_or("none requested yet"),
-                proxy
-                    .protocol
-                    .as_deref()
-                    .unwrap_or("not published by the control plane")
-            ));
-            if let Some(waypoint) = &proxy.waypoint {
-                lines.push(format!("    through the waypoint: {waypoint}"));
-            }
-        }
-    }
-    lines.join("\n")
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn proxy(serves: bool) -> Result<Proxy, String> {
-        Ok(Proxy {
-            serves,
-            connections: 0,
-            certificate: None,
-            protocol: None,
-            waypoint: None,
-        })
-    }
-
-    #[test]
-    fn a_pod_is_in_the_mesh_only_if_all_agree() {
-        let membership = || Membership::In(String::new());
-        let out = || Membership::Out(String::new());
-        let agent = |state: &str| {
-            Ok(AgentPod {
-                state: state.to_owned(),
-                belongs: true,
-                ..AgentPod::default()
-            })
-        };
-        for (membership, annotation, agent, proxy, expected) in [
-            (
-                membership(),
-                Captured::Yes,
-                agent("captured"),
-                proxy(true),
-                MeshState::In,
-            ),
-            (
-                membership(),
-                Captured::No,
-                agent("captured"),
-                proxy(true),
-                MeshState::Unclear,
-            ),
-            (
-                membership(),
-                Captured::Yes,
-                agent("captured"),
-                proxy(false),
-                MeshState::Unclear,
-            ),
-            (
-                membership(),
-                Captured::Pending,
-                agent("failing"),
-                proxy(false),
-                MeshState::NotYet,
-            ),
-            (
-                membership(),
-                Captured::Yes,
-                Err("away".into()),
-                proxy(true),
-                MeshState::Unclear,
-            ),
-            (
-                out(),
-                Captured::No,
-                agent("outside"),
-                proxy(false),
-                MeshState::Out,
-            ),
-            (
-                out(),
-                Captured::Yes,
-                agent("leaving"),
-                proxy(true),
-                MeshState::Leaving,
-            ),
-            (
-                out(),
-                Captured::No,
-                Err("away".into()),
-                proxy(false),
-                MeshState::Out,
-            ),
-            (
-                Membership::Unknown,
-                Captured::Yes,
-                agent("captured"),
-                proxy(true),
-                MeshState::In,
-            ),
-        ] {
-            assert_eq!(
-                mesh_state(&membership, annotation, &agent, &proxy),
-                expected,
-                "{membership:?} {agent:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn the_proxys_dump_is_read_for_the_pod() {
-        let pod = json!({"metadata": {"namespace": "a", "name": "b", "uid": "u"},
-                         "spec": {"serviceAccountName": "s"}});
-        let pod: Pod = serde_json::from_value(pod).unwrap();
-        let dump = json!({
-            "workloadState": {"u": {"state": "Up", "connections": {"inbound": [{}, {}], "outbound": [{}]}}},
-            "certificates": [{"identity": "spiffe://td/ns/a/sa/s", "state": "Available"}],
-            "workloads": [{"namespace": "a", "name": "b", "protocol": "HBONE"}],
-        });
-        let expected = Proxy {
-            serves: true,
-            connections: 3,
-            certificate: Some("Available".into()),
-            protocol: Some("HBONE".into()),
-            waypoint: None,
-        };
-        let dump = serde_json::from_value(dump).unwrap();
-        assert_eq!(proxy_of(&dump, &pod), expected);
-        assert!(!proxy_of(&Dump::default(), &pod).serves);
-    }
-
-    #[test]
-    fn the_report_in_words() {
-        let report = Report {
-            pod: "a/b".into(),
-            node: "n1".into(),
-            mesh_state: MeshState::NotYet,
-            membership: Membership::In("its namespace has istio.io/dataplane-mode=ambient".into()),
-            annotation: Captured::Pending,
-            agent: Ok(serde_json::from_value(
-                json!({"state": "failing", "why": "a step failed", "error": "no nft",
-                             "listeners": true, "redirected": false, "drifts": 1}),
-            )
-            .unwrap()),
-            proxy: proxy(true),
-            waypoint: Binding {
-                waypoint: Some("a/waypoint".into()),
-                why: "its Gateway is for the whole namespace".into(),
-            },
-        };
-        insta::assert_snapshot!(words(&report));
-    }
 }

@@ -1,4 +1,4 @@
-//! `ambit problems`: what the control plane finds wrong with objects, each with what to do.
+//! `ambit problems`: lists problems of objects that the control plane found, each with a remedy.
 
 use ambit_derive::Severity;
 use clap::Args;
@@ -38,7 +38,7 @@ pub(crate) struct Page {
     objects: Vec<Problem>,
 }
 
-/// Something wrong with one object, one document or one kind.
+/// Problem of an object, a document or a kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Problem {
@@ -116,7 +116,7 @@ impl Problem {
         Some(name.split_once('/')?.0)
     }
 
-    /// The problem on one line.
+    /// Formats the problem on one line.
     pub(crate) fn line(&self) -> String {
         let parts = [
             self.origin.as_deref().unwrap_or_default(),

@@ -1,5 +1,5 @@
-//! The parts of the mesh in a cluster: which pod each is, and questions put to it through the API
-//! server, since they answer on their pods' loopback addresses only.
+//! Components of the mesh in a cluster: their pods, and requests to them through the API server, since they listen on
+//! their pods' loopback addresses only.
 
 use ambit_install::{
     cluster::Cluster,
@@ -17,7 +17,7 @@ use kube::{Api, api::PostParams};
 
 use crate::{CliError, ErrorKind, http, install::failed};
 
-/// A part of the mesh.
+/// Component of the mesh.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// The node proxy of a node.
@@ -30,14 +30,14 @@ pub(crate) enum Part {
     Control,
 }
 
-/// Labels by which pods of the mesh are found, and the port where they answer.
+/// Label selector of the node proxies, and their admin port.
 pub(crate) const PROXY: (&str, u16) = ("app=ztunnel", 15000);
 /// Agents, as [`PROXY`].
 pub(crate) const AGENT: (&str, u16) = ("app=ambit-agent", 15014);
 /// Control plane, as [`PROXY`].
 pub(crate) const CONTROL: (&str, u16) = ("app=istiod", 15014);
 
-/// Puts a question to a pod of the mesh.
+/// Sends a request without a body to a pod of the mesh.
 pub(crate) async fn ask_pod(
     cluster: &Cluster,
     namespace: &str,
@@ -78,7 +78,7 @@ pub(crate) async fn send_to_pod(
     }
 }
 
-/// Whether the user may forward ports of the mesh's pods, and so ask each of them everything.
+/// Whether the user may forward ports of the mesh's pods, and so use their admin ports.
 pub(crate) async fn may_forward(cluster: &Cluster, mesh: &str) -> Result<bool, CliError> {
     let review = SelfSubjectAccessReview {
         spec: SelfSubjectAccessReviewSpec {
@@ -102,7 +102,7 @@ pub(crate) async fn may_forward(cluster: &Cluster, mesh: &str) -> Result<bool, C
     Ok(review.status.is_some_and(|status| status.allowed))
 }
 
-/// The pods of a part of the mesh.
+/// Lists the pods of a component.
 pub(crate) async fn pods(
     cluster: &Cluster,
     namespace: &str,
@@ -112,7 +112,7 @@ pub(crate) async fn pods(
     pods.map_err(|error| failed(error.into()))
 }
 
-/// The pod that is a part of the mesh, and the port where it answers.
+/// Returns the pod of a component, and its admin port.
 pub(crate) async fn find(
     cluster: &Cluster,
     mesh_namespace: &str,

@@ -1,4 +1,4 @@
-//! A lab comes up: started, its pods ready, and known to its node proxies.
+//! Start of a lab: until its pods are ready, and known to its node proxies.
 
 use std::{
     thread,
@@ -43,7 +43,7 @@ pub(crate) fn launch(_options: &Options) -> Result<Client, CliError> {
     ))
 }
 
-/// Every pod runs and is ready, or has done its work.
+/// Whether every pod is ready, or has completed.
 pub(crate) fn all_ready(status: &Status) -> bool {
     status
         .pods
@@ -51,7 +51,7 @@ pub(crate) fn all_ready(status: &Status) -> bool {
         .all(|pod| pod.ready || pod.phase == "Succeeded")
 }
 
-/// Waits until every node proxy knows every pod of `status` as it is: healthy, captured or not.
+/// Waits until every node proxy has the current record of every pod of `status`: health and capture.
 pub(crate) fn wait_for_proxies(
     client: &Client,
     lab: &str,

@@ -1,11 +1,11 @@
-//! `ambit policy test`: a rehearsal of policies that are not applied yet. The traffic of node proxies and waypoints,
-//! from their access logs, their open connections, and metrics where neither has it, is evaluated twice with their own
-//! code: with the current policies, and with those of the files added.
+//! `ambit policy test`: rehearses policies that are not applied yet. Recorded traffic of node proxies and waypoints,
+//! from access logs, open connections, and metrics where neither has it, is evaluated twice by the proxies' own code:
+//! with the current policies, and with those of the files added.
 
 mod at_waypoint;
 mod counted;
 mod decision;
-mod judge;
+mod evaluation;
 mod observed;
 mod proxies;
 mod readings;
@@ -25,9 +25,9 @@ use crate::{
     cluster::Target,
     output::{self, Format},
 };
-use judge::Rehearsal;
+use evaluation::Rehearsal;
 pub(crate) use report::Report;
-use world::World;
+use world::{Sources, World};
 pub(crate) use world::{event, event_at, list, object_key, settings};
 
 /// Flags of `ambit policy test`.
@@ -71,7 +71,20 @@ pub(crate) struct RehearsalArgs {
     pub(crate) output: Format,
 }
 
-/// The mesh of the objects of a lab or cluster, without what proxies have seen.
+impl RehearsalArgs {
+    fn sources(&self) -> Sources<'_> {
+        Sources {
+            lab: self.lab.as_deref(),
+            target: &self.target,
+            objects: &self.objects,
+            logs: &self.log,
+            dumps: &self.dump,
+            metrics: &self.metrics,
+        }
+    }
+}
+
+/// Builds the index of a lab's or cluster's objects.
 pub(crate) fn index(lab: Option<&str>, target: &Target) -> Result<Index, CliError> {
     let world = World::objects_of(lab, target)?;
     Ok(index_of(world.config, &world.objects))
@@ -92,7 +105,7 @@ pub(crate) fn objects(lab: Option<&str>, target: &Target) -> Result<Vec<ObjectEv
     Ok(World::objects_of(lab, target)?.objects)
 }
 
-/// Succeeds if no further caller would be refused.
+/// Rehearses policies; the exit code is 1 if a further caller would be refused.
 pub(crate) fn run(args: &RehearsalArgs) -> Result<ExitCode, CliError> {
     let policies = world::policies(&args.files)?;
     let World {
@@ -101,7 +114,7 @@ pub(crate) fn run(args: &RehearsalArgs) -> Result<ExitCode, CliError> {
         counted,
         notes,
         mut config,
-    } = World::look(args)?;
+    } = World::look(&args.sources())?;
     if let Some(trust_domain) = &args.trust_domain {
         config.trust_domain = trust_domain.as_str().into();
     }
@@ -122,7 +135,7 @@ pub(crate) fn run(args: &RehearsalArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::from(u8::from(fails)))
 }
 
-/// Rehearses policies of a text, by what a lab's or a cluster's proxies have seen.
+/// Rehearses policies of a text with the recorded traffic of a lab or cluster.
 pub(crate) fn of_text(
     lab: Option<String>,
     target: Target,
@@ -133,18 +146,13 @@ pub(crate) fn of_text(
         "" if enforce_dry_run => Vec::new(),
         _ => world::policies_of(Path::new("policies"), text)?,
     };
-    let world = World::look(&RehearsalArgs {
-        files: Vec::new(),
-        objects: Vec::new(),
-        log: Vec::new(),
-        dump: Vec::new(),
-        metrics: Vec::new(),
-        enforce_dry_run,
-        strict: false,
-        trust_domain: None,
-        lab,
-        target,
-        output: Format::default(),
+    let world = World::look(&Sources {
+        lab: lab.as_deref(),
+        target: &target,
+        objects: &[],
+        logs: &[],
+        dumps: &[],
+        metrics: &[],
     })?;
     let rehearsal = Rehearsal::new(world.config, world.objects, policies, enforce_dry_run);
     let mut report = rehearsal.report(&world.lines, &world.counted);

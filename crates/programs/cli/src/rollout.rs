@@ -19,7 +19,7 @@ use crate::{
     cluster::{Target, wait},
     dump::{Dump, PodEntry},
     install::{duration, failed},
-    output::{self, Format, say, table},
+    output::{self, Format, print_line, table},
     reach::{self, PROXY},
 };
 
@@ -76,7 +76,7 @@ async fn watch(args: &RolloutArgs) -> Result<Vec<Draining>, CliError> {
             }
             Rollout::Waiting(what) if what != last => {
                 if args.output == Format::default() {
-                    say(&format!("waiting: {what}"))?;
+                    print_line(&format!("waiting: {what}"))?;
                 }
                 last = what;
             }
@@ -95,7 +95,7 @@ pub(crate) struct View {
     draining: Vec<Draining>,
 }
 
-/// Checks the rollout once.
+/// Reads the state of the rollout.
 pub(crate) async fn look(cluster: &Cluster, mesh: &str) -> Result<View, CliError> {
     let (set, pods, rollout) = state(cluster, mesh).await?;
     Ok(View {
@@ -107,7 +107,7 @@ pub(crate) async fn look(cluster: &Cluster, mesh: &str) -> Result<View, CliError
     })
 }
 
-/// The DaemonSet of node proxies, its pods, and how far its rollout is.
+/// Reads the DaemonSet of node proxies, its pods, and the progress of its rollout.
 async fn state(cluster: &Cluster, mesh: &str) -> Result<(DaemonSet, Vec<Pod>, Rollout), CliError> {
     let api = |error: ClusterError| failed(error.into());
     let set: Option<DaemonSet> = cluster.read(Some(mesh), "ztunnel").await.map_err(api)?;

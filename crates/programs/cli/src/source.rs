@@ -1,6 +1,6 @@
-//! Whose state a command shows: a node proxy's or a control plane's, at an address, in a cluster,
-//! inside a running lab, or saved in a file. Without flags it is a node proxy of the kubeconfig's cluster; which one
-//! answers is printed beside the output.
+//! Source of the state that a command shows: a node proxy or a control plane, at an address, in a cluster, in a running
+//! lab, or saved in a file. Without flags it is a node proxy of the kubeconfig's cluster, and the command prints which
+//! one.
 
 use std::{
     collections::BTreeSet,
@@ -26,12 +26,12 @@ use crate::{
 
 /// Admin interface of node proxies and waypoints, in their own namespace.
 pub(crate) const ADMIN: ([u8; 4], u16) = ([127, 0, 0, 1], 15000);
-/// Path of a dump there.
+/// Path of the dump on the admin interface.
 pub(crate) const DUMP: &str = "/config_dump";
 /// Address of the control plane's debug interface.
 const DEBUG: ([u8; 4], u16) = ([127, 0, 0, 1], 15014);
 
-/// Whom to ask.
+/// Source of the state that a command shows, from its flags.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Source {
     /// Admin address of a node proxy, or debug address of a control plane
@@ -71,8 +71,7 @@ enum Endpoint {
 }
 
 impl Source {
-    /// Any node proxy of a lab or a cluster, unless [`Self::all`] of them are queried. Which one answers is not
-    /// printed.
+    /// Any node proxy of a lab or a cluster, unless [`Self::all`] of them are queried. The selected one is not printed.
     pub(crate) fn any(lab: Option<&str>, target: &Target) -> Self {
         Self {
             address: None,
@@ -125,7 +124,7 @@ impl Source {
         }
     }
 
-    /// Sources that flags name; where they leave it open, the node proxies of all nodes.
+    /// Returns the sources that flags name, or the node proxies of all nodes.
     pub(crate) fn all(&self) -> Result<Vec<Self>, CliError> {
         if !self.is_open() {
             return Ok(vec![self.clone()]);
@@ -143,7 +142,7 @@ impl Source {
         Ok(nodes.iter().map(|node| self.at(node)).collect())
     }
 
-    /// State of the source.
+    /// Reads the dump of the source.
     pub(crate) fn dump(&self) -> Result<Dump, CliError> {
         if let Some(file) = &self.file {
             let read = match file.to_str() {
@@ -222,7 +221,7 @@ impl Source {
         send(stream, &method, (&host, &format!("{prefix}{path}")), body)
     }
 
-    /// Prints the source, beside the output.
+    /// Prints the source to standard error.
     fn tell(&self, whom: &str) {
         if !self.is_quiet {
             progress(&format!("querying {whom}"));
@@ -258,7 +257,7 @@ impl Source {
         })
     }
 
-    /// The lab or the cluster whose objects the state was made from; `None` where that cannot be known.
+    /// Returns the lab or cluster of the source's objects; `None` if it is unknown.
     pub(crate) fn objects_from(&self) -> Option<(Option<String>, &Target)> {
         let is_placed = self.node.is_some() || self.pod.is_some() || self.control;
         let is_known = self.file.is_none() && (self.address.is_none() || is_placed);
@@ -283,7 +282,7 @@ impl Source {
     }
 }
 
-/// The nodes of a lab that runs the mesh.
+/// Lists the nodes of a lab with a mesh.
 fn nodes_of(lab: &str) -> Result<Vec<String>, CliError> {
     let status = labs::find(lab)?.status().map_err(labs::client_error)?;
     if !status.mesh {
@@ -337,7 +336,7 @@ fn split_url(url: &str) -> Result<(String, String), CliError> {
     Ok((host.to_owned(), prefix))
 }
 
-/// Sends one request without a body on a connection that is open.
+/// Sends a request without a body over an open connection.
 pub(crate) fn request(
     stream: TcpStream,
     method: &Method,
@@ -365,7 +364,7 @@ pub(crate) fn send(
     })
 }
 
-/// A stream without a runtime as one of the runtime that runs.
+/// Converts a blocking stream to one of the current runtime.
 pub(crate) fn asynchronous(stream: TcpStream) -> std::io::Result<tokio::net::TcpStream> {
     stream.set_nonblocking(true)?;
     tokio::net::TcpStream::from_std(stream)

@@ -1,4 +1,4 @@
-//! `ambit status`: how every node and the control plane are.
+//! `ambit status`: health of every node and of the control plane.
 
 use std::time::Duration;
 
@@ -15,7 +15,6 @@ use serde::de::DeserializeOwned;
 use crate::{
     CliError,
     cluster::{Target, wait},
-    http::Answer,
     install::failed,
     output::{self, Format},
     problems::{self, Page},
@@ -24,13 +23,14 @@ use crate::{
 };
 
 mod in_lab;
+mod page;
 mod report;
 
 pub(crate) use in_lab::answer_of;
-use report::{Answered, Gathered, GatheredWaypoint, Report, report, words};
+use report::{PodResponse, Report, Responses, WaypointResponses, report, words};
 
 /// Maximum pods that are queried concurrently.
-const AT_ONCE: usize = 8;
+const MAX_CONCURRENT_QUERIES: usize = 8;
 /// Timeout for a pod to respond.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -79,7 +79,7 @@ async fn gather(
     cluster: &Cluster,
     namespace: &str,
     node: Option<&str>,
-) -> Result<Gathered, CliError> {
+) -> Result<Responses, CliError> {
     let nodes = cluster.all::<Node>(None, None).await;
     let mut nodes: Vec<_> = nodes
         .map_err(|error| failed(error.into()))?
@@ -117,7 +117,7 @@ async fn gather(
         Some(_) => Vec::new(),
         None => waypoints(cluster).await,
     };
-    Ok(Gathered {
+    Ok(Responses {
         objects,
         nodes,
         agents,
@@ -127,12 +127,12 @@ async fn gather(
     })
 }
 
-/// Waypoints of the cluster with the answers of their pods; none where the definitions of Gateways are missing.
-async fn waypoints(cluster: &Cluster) -> Vec<GatheredWaypoint> {
+/// Queries the pods of the cluster's waypoints; returns none if Gateways are not defined.
+async fn waypoints(cluster: &Cluster) -> Vec<WaypointResponses> {
     let mut gathered = Vec::new();
     for gateway in waypoint::of_cluster(cluster).await.unwrap_or_default() {
         let pods = waypoint::pods(cluster, &gateway).await;
-        gathered.push(GatheredWaypoint {
+        gathered.push(WaypointResponses {
             name: format!("{}/{}", gateway.namespace(), gateway.name()),
             is_programmed: gateway.is_programmed(),
             pods: ask_all(cluster, pods, PROXY.1, "/config_dump").await,
@@ -146,10 +146,10 @@ async fn ask_all<T: DeserializeOwned>(
     pods: Vec<Pod>,
     port: u16,
     path: &str,
-) -> Vec<Answered<T>> {
+) -> Vec<PodResponse<T>> {
     stream::iter(pods)
         .map(|pod| ask(cluster, pod, port, path))
-        .buffered(AT_ONCE)
+        .buffered(MAX_CONCURRENT_QUERIES)
         .collect()
         .await
 }
@@ -160,10 +160,10 @@ pub(crate) async fn ask<T: DeserializeOwned>(
     pod: Pod,
     port: u16,
     path: &str,
-) -> Answered<T> {
+) -> PodResponse<T> {
     if phase(&pod) != "Running" {
         let answer = Err(format!("it is {}", phase(&pod)));
-        return Answered { pod, answer };
+        return PodResponse { pod, answer };
     }
     let answer = reach::ask_pod(
         cluster,
@@ -175,17 +175,7 @@ pub(crate) async fn ask<T: DeserializeOwned>(
     );
     let answer = match tokio::time::timeout(TIMEOUT, answer).await {
         Err(_) => Err(format!("no answer within {} s", TIMEOUT.as_secs())),
-        Ok(answer) => read(path, answer),
+        Ok(answer) => page::parse(path, answer),
     };
-    Answered { pod, answer }
-}
-
-/// Parses JSON of a response, or returns the reason why there is none.
-fn read<T: DeserializeOwned>(path: &str, answer: Result<Answer, CliError>) -> Result<T, String> {
-    match answer {
-        Ok(Answer { status: 200, body }) => serde_json::from_slice(&body)
-            .map_err(|error| format!("its answer to {path} cannot be read: {error}")),
-        Ok(answer) => Err(format!("{path} answers with status {}", answer.status)),
-        Err(error) => Err(error.text().trim_start_matches("error: ").to_owned()),
-    }
+    PodResponse { pod, answer }
 }

@@ -1,7 +1,7 @@
-//! `ambit policy suggest`: the least that lets what was seen go on, as AuthorizationPolicies, from flows of a period.
+//! `ambit policy suggest`: the narrowest AuthorizationPolicies that allow the traffic of a period, from flow events.
 
+mod observations;
 mod rules;
-mod seen;
 
 use std::{
     fs,
@@ -22,12 +22,12 @@ use crate::{
     flows::{FlowPlace, Received, subscribe},
     install::{duration, progress},
     manifest,
-    output::say,
+    output::print_line,
     rehearsal,
     source::{DUMP, Source},
 };
+use observations::Observations;
 use rules::{Options, Suggestions};
-use seen::Seen;
 
 /// Flags of `ambit policy suggest`.
 #[derive(Clone, Debug, Args)]
@@ -72,20 +72,20 @@ pub(crate) fn run(args: &SuggestArgs) -> Result<(), CliError> {
     };
     let Suggestions { policies, notes } = rules::suggest(&seen, &objects, &options);
     for note in notes {
-        say(&format!("# {note}"))?;
+        print_line(&format!("# {note}"))?;
     }
     for policy in policies {
         let text = serde_saphyr::to_string(&manifest::of(&policy)).map_err(|error| {
             let what = "a policy cannot be written as YAML";
             CliError::new(ErrorKind::Failed, what).because(error.to_string())
         })?;
-        say(&format!("---\n{}", text.trim_end()))?;
+        print_line(&format!("---\n{}", text.trim_end()))?;
     }
     Ok(())
 }
 
-/// Adds the connections to pods that are open now: those that were opened before make no event.
-fn add_open(args: &SuggestArgs, seen: &mut Seen) -> Result<(), CliError> {
+/// Adds open connections to pods: connections from before the period cause no event until they end.
+fn add_open(args: &SuggestArgs, seen: &mut Observations) -> Result<(), CliError> {
     let place = &args.place;
     let source = Source::any(
         place.target.lab(place.lab.as_deref()).as_deref(),
@@ -100,8 +100,8 @@ fn add_open(args: &SuggestArgs, seen: &mut Seen) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Watches for the period.
-fn watch(args: &SuggestArgs) -> Result<Seen, CliError> {
+/// Collects flow events for the period.
+fn watch(args: &SuggestArgs) -> Result<Observations, CliError> {
     wait(async {
         let filter = Filter {
             namespaces: args.namespace.clone(),
@@ -113,7 +113,7 @@ fn watch(args: &SuggestArgs) -> Result<Seen, CliError> {
             "watching for {period} s; unobserved traffic is not allowed"
         ));
         let end = Instant::now() + args.period;
-        let mut seen = Seen::default();
+        let mut seen = Observations::default();
         while let Ok(Some(next)) = timeout_at(end, received.recv()).await {
             match next {
                 Received::Item(item) => seen.add(&item),
@@ -128,8 +128,8 @@ fn watch(args: &SuggestArgs) -> Result<Seen, CliError> {
     })
 }
 
-/// Reads earlier observations from a file.
-fn read(file: &PathBuf) -> Result<Seen, CliError> {
+/// Reads recorded flow events from a file.
+fn read(file: &PathBuf) -> Result<Observations, CliError> {
     let unreadable = |error: io::Error| {
         let what = format!("cannot read {}", file.display());
         CliError::new(ErrorKind::NotFound, what).because(error)
@@ -138,7 +138,7 @@ fn read(file: &PathBuf) -> Result<Seen, CliError> {
         Some("-") => Box::new(io::stdin().lock()),
         _ => Box::new(BufReader::new(fs::File::open(file).map_err(unreadable)?)),
     };
-    let mut seen = Seen::default();
+    let mut seen = Observations::default();
     for (number, line) in lines.lines().enumerate() {
         let line = line.map_err(unreadable)?;
         if line.trim().is_empty() {

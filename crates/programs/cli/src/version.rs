@@ -1,4 +1,4 @@
-//! `ambit version`: of this command line, and of what runs in the cluster.
+//! `ambit version`: versions of this command line and of the components in the cluster.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ struct Versions {
     client: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     server: Option<Server>,
-    /// Why the cluster does not respond.
+    /// Reason why the cluster does not respond.
     #[serde(skip_serializing_if = "Option::is_none")]
     trouble: Option<String>,
 }
@@ -47,7 +47,7 @@ struct Server {
     parts: BTreeMap<&'static str, BTreeMap<String, usize>>,
 }
 
-/// Shows them. A cluster that cannot be reached is no failure: this command line has a version anyhow.
+/// Shows the versions. An unreachable cluster is no failure, since this command line has a version anyway.
 pub(crate) fn run(args: &VersionArgs) -> Result<(), CliError> {
     let response = (!args.client).then(|| wait(ask(&args.target)));
     let (server, trouble) = match response {

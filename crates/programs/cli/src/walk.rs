@@ -1,63 +1,27 @@
-//! `ambit explain`: one request, followed from proxy to proxy without being sent. Each proxy on the path predicts, by
-//! the code that serves requests and on its current state, its result (`POST /explain`); this only queries one after
-//! the other, and prints the client's response.
+//! `ambit explain`: follows one request from proxy to proxy without sending it. Each proxy on the path predicts its
+//! result from its current state by the code that serves requests (`POST /explain`); this command queries them in
+//! order, and prints the client's response.
 
+mod args;
 mod mesh;
 mod query;
 mod report;
 mod words;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
 use ambit_mesh_json::explain::{
     End, Explanation, Hop, HopKind, HttpQuery, InboundQuery, NodeProxyQuery, OutboundQuery,
     WaypointQuery,
 };
 
-use crate::{
-    CliError,
-    cluster::Target,
-    output::{self, Format},
-};
+use crate::{CliError, output};
+pub(crate) use args::WalkArgs;
 use mesh::Mesh;
 pub(crate) use report::{Answer, AnswerKind, Part, Report};
 
 /// Maximum proxies on a request's path.
 const MAX_PARTS: usize = 8;
-
-/// Flags of `ambit explain`.
-#[derive(Clone, Debug, clap::Args)]
-#[command(
-    after_help = "The exit code is 1 if the request would be refused: reset, or answered with 4xx or 5xx by a proxy.\nPlugins are not run, providers of CUSTOM policies and rate limits not called: such steps are OPEN."
-)]
-pub(crate) struct WalkArgs {
-    /// The client's pod (`namespace/name`, or the beginning of a name)
-    #[arg(long, value_name = "NAMESPACE/POD")]
-    pub(crate) from: String,
-    /// Whom it calls: a name as the client would write it, `namespace/service`, or an address; port 80 if left out
-    #[arg(long, value_name = "HOST[:PORT]")]
-    pub(crate) to: String,
-    /// Method of the request
-    #[arg(short = 'X', long, default_value = "GET")]
-    pub(crate) method: String,
-    /// Path of the request, with its query
-    #[arg(long, default_value = "/")]
-    pub(crate) path: String,
-    /// A header of the request, as `Name: value`; may be given several times
-    #[arg(short = 'H', long = "header", value_name = "NAME: VALUE")]
-    pub(crate) headers: Vec<String>,
-    /// File with a token that the request bears in `Authorization`
-    #[arg(long, value_name = "FILE")]
-    pub(crate) token: Option<PathBuf>,
-    /// Of this lab; otherwise of the kubeconfig's cluster
-    #[arg(long, env = "AMBIT_LAB")]
-    pub(crate) lab: Option<String>,
-    #[command(flatten)]
-    pub(crate) target: Target,
-    /// Format of the output
-    #[arg(short, long, value_enum, default_value_t)]
-    pub(crate) output: Format,
-}
 
 /// Explains; the exit code is 1 if the request would be refused.
 pub(crate) fn run(args: &WalkArgs) -> Result<ExitCode, CliError> {

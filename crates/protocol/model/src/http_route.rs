@@ -1,11 +1,11 @@
 //! Routes of HTTP requests at waypoints: Gateway API's HTTPRoute with a service as parent, and Istio's VirtualService.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use arcstr::ArcStr;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
-use crate::{NamespacedHostname, json};
+use crate::{NamespacedHostname, RouteName, json};
 
 /// Maximum memory of one compiled regular expression of a route, in bytes.
 pub const MAX_EXPRESSION: usize = 1 << 18;
@@ -52,23 +52,6 @@ pub fn is_reserved_header(name: &str) -> bool {
     let folded = name.replace('_', "-");
     let mut reserved = RESERVED_HEADERS.iter();
     is_mesh_header(name) || reserved.any(|one| one.eq_ignore_ascii_case(&folded))
-}
-
-/// Name of a route object, formatted as `Kind/namespace/name`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RouteName {
-    /// Kind of the object, for instance `HTTPRoute`.
-    pub kind: ArcStr,
-    /// Namespace of the route.
-    pub namespace: ArcStr,
-    /// Name of the route.
-    pub name: ArcStr,
-}
-
-impl fmt::Display for RouteName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}/{}", self.kind, self.namespace, self.name)
-    }
 }
 
 /// HTTPRoute, GRPCRoute or VirtualService for one service.
@@ -213,10 +196,16 @@ pub enum HttpFilter {
 #[serde(rename_all = "camelCase")]
 pub struct HttpFault {
     /// Delay, and the fraction of requests that is delayed.
-    #[serde(serialize_with = "json::delay")]
+    #[serde(serialize_with = "delay")]
     pub delay: Option<(Duration, Share)>,
     /// Response status of aborted requests, and the fraction of requests that is aborted, after any delay.
     pub abort: Option<(FaultStatus, Share)>,
+}
+
+/// Serializes a fault delay and its fraction of requests.
+fn delay<S: Serializer>(of: &Option<(Duration, Share)>, serializer: S) -> Result<S::Ok, S::Error> {
+    let of = of.map(|(duration, share)| (format!("{duration:?}"), share));
+    of.serialize(serializer)
 }
 
 /// Status of an injected response.

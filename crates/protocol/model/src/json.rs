@@ -6,7 +6,7 @@ use arcstr::ArcStr;
 use serde::{Serialize, Serializer};
 
 use crate::{
-    GatewayName, NamespacedHostname, PolicyKey, RouteName, ServiceAccountMatch, Share, StringMatch,
+    GatewayName, NamespacedHostname, PolicyKey, RouteName, ServiceAccountMatch, StringMatch,
 };
 
 /// Placeholder for a redacted secret.
@@ -55,15 +55,6 @@ pub(crate) fn optional_duration<S: Serializer>(
         Some(of) => duration(of, serializer),
         None => serializer.serialize_none(),
     }
-}
-
-/// Serializes a fault delay and its fraction of requests.
-pub(crate) fn delay<S: Serializer>(
-    of: &Option<(Duration, Share)>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    let of = of.map(|(duration, share)| (format!("{duration:?}"), share));
-    of.serialize(serializer)
 }
 
 /// Serializes a secret as a placeholder, or as null if it is empty.

@@ -42,13 +42,13 @@ pub use http_policy::{
 pub use http_route::{
     FaultStatus, HeaderChanges, HttpBackend, HttpCors, HttpFault, HttpFilter, HttpMirror,
     HttpPathMatch, HttpRedirect, HttpRetry, HttpRewrite, HttpRoute, HttpRouteMatch, HttpRouteRule,
-    HttpSession, HttpTimeouts, HttpValueMatch, MAX_EXPRESSION, PathChange, RouteName, Share,
-    is_mesh_header, is_reserved_header,
+    HttpSession, HttpTimeouts, HttpValueMatch, MAX_EXPRESSION, PathChange, Share, is_mesh_header,
+    is_reserved_header,
 };
 pub use identity::{Identity, ParseIdentityError, WAYPOINT_CALLS_ACCOUNT};
 pub use names::{
-    Destination, GatewayAddress, NamespacedHostname, NetworkAddress, ParseNameError, WorkloadUid,
-    canonical_ip, canonical_socket,
+    Destination, GatewayAddress, GatewayName, NamespacedHostname, NetworkAddress, ParseNameError,
+    RouteName, WorkloadUid, canonical_ip, canonical_socket,
 };
 pub use path_template::{PathTemplate, PathTemplateError};
 pub use policy::{
@@ -70,7 +70,7 @@ pub use telemetry::{
     OtlpCollector, TelemetryFamily, TelemetryFormat, TelemetryLog, TelemetryMetric, TelemetryScope,
     TelemetryTag, TelemetryTagValue, TelemetryTracing, WaypointTelemetry,
 };
-pub use waypoint::{GatewayName, PathNormalization, PodGrant, WaypointGateway, WaypointService};
+pub use waypoint::{PathNormalization, PodGrant, WaypointGateway, WaypointService};
 pub use waypoint_record::{
     IsWaypointRecord, WaypointRecord, WaypointRecordKey, WaypointRecordType,
 };

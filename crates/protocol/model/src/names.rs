@@ -149,6 +149,63 @@ pub struct GatewayAddress {
     pub hbone_mtls_port: u16,
 }
 
+/// Name of a route object, formatted as `Kind/namespace/name`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RouteName {
+    /// Kind of the object, for instance `HTTPRoute`.
+    pub kind: ArcStr,
+    /// Namespace of the route.
+    pub namespace: ArcStr,
+    /// Name of the route.
+    pub name: ArcStr,
+}
+
+impl fmt::Display for RouteName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.kind, self.namespace, self.name)
+    }
+}
+
+/// Name of a waypoint's `Gateway` object, formatted as `namespace/name`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GatewayName {
+    /// Namespace of the Gateway.
+    pub namespace: ArcStr,
+    /// Name of the Gateway.
+    pub name: ArcStr,
+}
+
+impl GatewayName {
+    /// Builds a name from its parts.
+    pub fn new(namespace: impl Into<ArcStr>, name: impl Into<ArcStr>) -> Self {
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
+    }
+}
+
+impl fmt::Display for GatewayName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+impl FromStr for GatewayName {
+    type Err = ParseNameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once('/') {
+            Some((namespace, name))
+                if !namespace.is_empty() && !name.is_empty() && !name.contains('/') =>
+            {
+                Ok(Self::new(namespace, name))
+            }
+            _ => Err(ParseNameError::new(text, "<namespace>/<name>")),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,53 +1,13 @@
 //! Settings of a waypoint and the services that it serves, sent besides workloads and services. Routes are in
 //! [`crate::HttpRoute`] and [`crate::StreamRoute`], policies in [`crate::HttpPolicy`].
 
-use std::{collections::BTreeSet, fmt, net::IpAddr, str::FromStr};
+use std::{collections::BTreeSet, net::IpAddr};
 
 use arcstr::ArcStr;
 use ipnet::IpNet;
 use serde::Serialize;
 
-use crate::{HttpRoute, NamespacedHostname, ParseNameError, StreamRoute};
-
-/// Name of a waypoint's `Gateway` object, formatted as `namespace/name`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct GatewayName {
-    /// Namespace of the Gateway.
-    pub namespace: ArcStr,
-    /// Name of the Gateway.
-    pub name: ArcStr,
-}
-
-impl GatewayName {
-    /// Builds a name from its parts.
-    pub fn new(namespace: impl Into<ArcStr>, name: impl Into<ArcStr>) -> Self {
-        Self {
-            namespace: namespace.into(),
-            name: name.into(),
-        }
-    }
-}
-
-impl fmt::Display for GatewayName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
-
-impl FromStr for GatewayName {
-    type Err = ParseNameError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.split_once('/') {
-            Some((namespace, name))
-                if !namespace.is_empty() && !name.is_empty() && !name.contains('/') =>
-            {
-                Ok(Self::new(namespace, name))
-            }
-            _ => Err(ParseNameError::new(text, "<namespace>/<name>")),
-        }
-    }
-}
+use crate::{GatewayName, HttpRoute, NamespacedHostname, StreamRoute};
 
 /// Settings of one waypoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

@@ -1,5 +1,5 @@
-//! Exponential back-off as a value. Knows nothing of clocks or randomness: the caller sleeps, and
-//! gives the random number.
+//! Exponential back-off as a value. Knows nothing of clocks or randomness: the caller sleeps, and passes the random
+//! number.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ impl Backoff {
         }
     }
 
-    /// The next delay. `random` lies in `0.0..1.0`; 0.5 adds no spread.
+    /// Returns the next delay. `random` is in `0.0..1.0`; 0.5 adds no spread.
     pub fn next_delay(&mut self, random: f64) -> Duration {
         let delay = self.next;
         self.next = delay.saturating_mul(2).min(self.cap);
@@ -37,7 +37,7 @@ impl Backoff {
             .min(self.cap)
     }
 
-    /// The next delay is the initial one again.
+    /// Resets the next delay to the initial one.
     pub fn reset(&mut self) {
         self.next = self.initial.min(self.cap);
     }

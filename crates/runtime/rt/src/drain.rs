@@ -1,7 +1,8 @@
-//! Ending work in order: one side announces how, the other follows, finishes, and is counted.
+//! Graceful shutdown of work: the owner announces the mode, and each piece of work follows and is counted until its
+//! end.
 //!
-//! A [`Drain`] belongs to what decides (a process, or one pod's proxy); [`DrainWatcher`]s go to
-//! whatever must end. Work that shutdown should wait for holds an [`OpenWork`].
+//! A [`Drain`] belongs to the owner (a process, or one pod's proxy); [`DrainWatcher`]s go to the work. Work that
+//! shutdown waits for holds an [`OpenWork`].
 
 use std::time::Duration;
 
@@ -16,12 +17,12 @@ pub enum DrainMode {
         /// Time at which remaining work is terminated.
         deadline: Instant,
     },
-    /// Cut everything now.
+    /// Terminates all work immediately.
     Immediate,
 }
 
 impl DrainMode {
-    /// Graceful, with a deadline `after` from now.
+    /// Returns the graceful mode with a deadline `after` from now.
     pub fn graceful(after: Duration) -> Self {
         Self::Graceful {
             deadline: Instant::now() + after,
@@ -37,7 +38,7 @@ impl DrainMode {
     }
 }
 
-/// Creates the two sides.
+/// Creates the owner's side and a watcher.
 pub fn channel() -> (Drain, DrainWatcher) {
     let (sender, receiver) = watch::channel(None);
     let open = TaskTracker::new();
@@ -50,7 +51,7 @@ pub fn channel() -> (Drain, DrainWatcher) {
     )
 }
 
-/// The side that announces. Dropping it without an announcement means "never".
+/// Owner's side of a drain. Dropping it without an announcement means that the drain never starts.
 #[derive(Debug)]
 pub struct Drain {
     sender: watch::Sender<Option<DrainMode>>,
@@ -58,7 +59,7 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Announces. A later announcement may only be stricter: `Immediate`, or an earlier deadline.
+    /// Announces the drain. A later announcement may only be stricter: `Immediate`, or an earlier deadline.
     pub fn start(&self, mode: DrainMode) {
         self.sender.send_if_modified(|current| {
             let stricter = match (&current, mode) {
@@ -117,7 +118,7 @@ impl Drain {
     }
 }
 
-/// The side that follows. Clone it for each piece of work.
+/// Side of the work, cloned for each piece.
 #[derive(Clone, Debug)]
 pub struct DrainWatcher {
     receiver: watch::Receiver<Option<DrainMode>>,
@@ -138,8 +139,8 @@ impl DrainWatcher {
         }
     }
 
-    /// Waits until open work must be cut: at once when the announcement is `Immediate`, else at the
-    /// deadline, or earlier if an `Immediate` follows.
+    /// Waits until open work must be terminated: at once for `Immediate`, else at the deadline, or earlier if an
+    /// `Immediate` follows.
     pub async fn cut(&mut self) {
         loop {
             let DrainMode::Graceful { deadline } = self.started().await else {
@@ -157,7 +158,7 @@ impl DrainWatcher {
         }
     }
 
-    /// The announcement so far.
+    /// Returns the announced mode, if any.
     pub fn mode(&self) -> Option<DrainMode> {
         *self.receiver.borrow()
     }
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_open_at_the_deadline_is_cut() {
+    async fn open_work_is_terminated_at_the_deadline() {
         within(async {
             let (drain, watcher) = channel();
             let work = watcher.open_work();

@@ -19,7 +19,7 @@ pub struct EnvError {
 }
 
 impl Env {
-    /// The process's environment. Variables that are not UTF-8 are left out.
+    /// Copies the process's environment, without variables that are not UTF-8.
     pub fn from_process() -> Self {
         Self(
             std::env::vars_os()
@@ -42,7 +42,7 @@ impl Env {
         )
     }
 
-    /// The text of a variable; an empty one counts as set.
+    /// Returns the text of a variable; an empty one counts as set.
     pub fn get(&self, variable: &str) -> Option<&str> {
         self.0.get(variable).map(String::as_str)
     }
@@ -52,7 +52,7 @@ impl Env {
         self.get(variable).unwrap_or(default).to_owned()
     }
 
-    /// Any type that parses from text. An empty variable counts as not set.
+    /// Parses a variable. An empty one counts as not set.
     pub fn parse<T: FromStr>(
         &self,
         variable: &str,
@@ -61,7 +61,7 @@ impl Env {
         self.convert(variable, expected, |text| text.parse().ok())
     }
 
-    /// `true`, `false`, `1`, `0`, `yes`, `no`, `on` or `off`, in any case.
+    /// Parses a boolean: `true`, `false`, `1`, `0`, `yes`, `no`, `on` or `off`, in any case.
     pub fn flag(&self, variable: &str) -> Result<Option<bool>, EnvError> {
         self.convert(variable, "true or false", |text| {
             match text.to_ascii_lowercase().as_str() {
@@ -81,7 +81,7 @@ impl Env {
         )
     }
 
-    /// Variables whose name starts with `prefix`, with the rest of their names, in order.
+    /// Iterates over the variables whose names start with `prefix`, without the prefix, sorted by name.
     pub fn with_prefix<'a>(
         &'a self,
         prefix: &'a str,
@@ -109,8 +109,8 @@ impl Env {
     }
 }
 
-/// Reads a duration in Go's form: decimal numbers each with a unit (`ns`, `us`, `ms`, `s`, `m`,
-/// `h`), for instance `1h30m` or `1.5s`; a bare `0` too.
+/// Parses a duration in Go's format: decimal numbers each with a unit (`ns`, `us`, `ms`, `s`, `m`, `h`), for instance
+/// `1h30m` or `1.5s`; a bare `0` too.
 pub fn parse_duration(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);

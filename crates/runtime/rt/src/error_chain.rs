@@ -1,9 +1,9 @@
-//! An error with its causes on one line.
+//! Format of an error with its causes on one line.
 
 use std::{error::Error, fmt};
 
-/// Writes `error: cause: cause…`, leaving out a cause whose text the errors before it already contain, as
-/// many of libraries do.
+/// Writes `error: cause: cause…` without causes whose text the errors before already contain, as those of many
+/// libraries do.
 #[derive(Clone, Copy, Debug)]
 pub struct ErrorChain<'a>(pub &'a (dyn Error + 'static));
 

@@ -1,5 +1,5 @@
-//! Connections of strangers: accepted, and admitted by a handshake, within limits of their own. A handshake costs a server
-//! more than the client, so that its number is bounded for each address, in time, and in total.
+//! Admission of unauthenticated connections by a handshake, within limits. A handshake costs a server more than the
+//! client, so that its number is bounded for each address, in time, and in total.
 
 use std::{
     fmt, io,
@@ -16,7 +16,7 @@ use tokio::{
 
 use crate::{DrainWatcher, Rates, Slot, SlotLimits, Slots, http::Listen, spawn};
 
-/// Pause after a failure to accept: out of descriptors, or a peer that went away.
+/// Pause after a failed accept, for instance for lack of descriptors.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Limits of handshakes.
@@ -46,7 +46,7 @@ pub enum Closed {
 }
 
 impl Closed {
-    /// The reason as a label of metrics.
+    /// Returns the reason as a label of metrics.
     pub fn label(self) -> &'static str {
         match self {
             Self::Rate => "rate",
@@ -63,7 +63,7 @@ pub struct Admitted<T> {
     pub connection: T,
     /// Address of the client.
     pub peer: SocketAddr,
-    /// Slot of the connection among those that are not authenticated. It is given back when it is dropped.
+    /// Slot of the connection among unauthenticated ones, released on drop.
     pub slot: Slot,
 }
 
@@ -163,7 +163,7 @@ impl Handshake {
     }
 }
 
-/// Admitted connections as those of an HTTP server, which bounds them from then on by its own limits.
+/// Admitted connections as a listener of an HTTP server, which applies its own limits to them.
 #[derive(Debug)]
 pub struct AdmittedListener<T>(Mutex<mpsc::Receiver<Admitted<T>>>);
 

@@ -4,6 +4,7 @@
 //! Hostile peers are expected: connections, headers, bodies and waiting times are bounded.
 
 mod answer;
+mod log_level;
 
 use std::{
     convert::Infallible,
@@ -32,13 +33,13 @@ pub use answer::{
 
 use crate::{DrainWatcher, Slot, SlotLimits, Slots, spawn};
 
-/// Connections of an address that are never displaced by others.
-const FEW: usize = 4;
+/// Number of connections of an address that others never displace.
+const PROTECTED_PER_ADDRESS: usize = 4;
 
 /// Time for which sockets of a killed predecessor may still be in use.
 const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval of attempts to bind an address in use.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const BIND_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A request with its whole body.
 pub type Request = ::http::Request<Bytes>;
@@ -146,7 +147,7 @@ pub async fn serve<L, H, F>(
     let slots = Slots::new(SlotLimits {
         total: options.max_connections,
         each: options.max_per_address,
-        few: FEW,
+        few: PROTECTED_PER_ADDRESS,
     });
     loop {
         let accepted = tokio::select! {
@@ -168,8 +169,8 @@ pub async fn serve<L, H, F>(
         }
         let admit = async {
             match peer {
-                Some(peer) => Admitted::Slot(slots.enter(peer.ip()).await),
-                None => Admitted::Permit(permits.clone().acquire_owned().await.ok()),
+                Some(peer) => ConnectionSlot::Slot(slots.enter(peer.ip()).await),
+                None => ConnectionSlot::Permit(permits.clone().acquire_owned().await.ok()),
             }
         };
         let mut admitted = tokio::select! {
@@ -195,14 +196,14 @@ pub async fn serve<L, H, F>(
 }
 
 /// Slot that a connection holds while it is served.
-enum Admitted {
+enum ConnectionSlot {
     /// Slot shared by all addresses.
     Slot(Slot),
-    /// One of a Unix socket's; none is left when the semaphore is closed, which it never is.
+    /// Permit of a Unix socket's connection.
     Permit(#[expect(dead_code, reason = "held")] Option<OwnedSemaphorePermit>),
 }
 
-impl Admitted {
+impl ConnectionSlot {
     async fn revoked(&mut self) {
         match self {
             Self::Slot(slot) => slot.evicted().await,
@@ -300,8 +301,8 @@ fn names_this_machine<B>(request: &::http::Request<B>) -> bool {
             .is_ok_and(|ip| ip.to_canonical().is_loopback())
 }
 
-/// Whether the request has no header by which a browser reports a page of another origin: a page may send a POST to
-/// whatever its user's machine forwards to this server.
+/// Whether no header of the request reports a page of another origin: such a page may send a POST to any port that its
+/// user's machine forwards to this server.
 fn is_of_same_origin<B>(request: &::http::Request<B>) -> bool {
     let headers = request.headers();
     let is_cross_site = headers
@@ -354,7 +355,7 @@ pub async fn bind_after_predecessor(
             Err(error)
                 if error.source.kind() == io::ErrorKind::AddrInUse && Instant::now() < end =>
             {
-                tokio::time::sleep(LOOK_AGAIN).await;
+                tokio::time::sleep(BIND_RETRY_INTERVAL).await;
             }
             bound => return bound,
         }

@@ -23,7 +23,7 @@ pub fn raise_open_files() -> Option<u64> {
     }
 }
 
-/// The limit of open files in force.
+/// Returns the current limit of open files.
 pub fn open_files() -> Option<u64> {
     getrlimit(Resource::Nofile).current
 }

@@ -1,9 +1,9 @@
-//! Logs: one line a fact, as text or JSON, in the form operators of Istio's node proxy know.
+//! Logging: one line an event, as text or JSON, in the format of Istio's node proxy.
 //!
 //! Text: `time\tlevel\tscope[:span{…}]\tmessage\tkey=value key="string"`. JSON: `level`, `time`,
 //! `scope`, the fields, `message`, one object a span. The scope is the event's target. Both are
-//! contracts with what reads Istio's logs, which none of tracing-subscriber's own formats writes, so
-//! [`LogFormat`] is a format for its `fmt` layer, which does the rest. Lines go through a bounded queue
+//! contracts with readers of Istio's logs that none of tracing-subscriber's own formats fulfils, so
+//! [`LogFormat`] is a format for its `fmt` layer. Lines go through a bounded queue
 //! to a thread of their own: a stuck reader costs lines, never traffic. tracing-appender's queue would
 //! take an allocation and a system call a line, and could not be flushed.
 
@@ -22,10 +22,7 @@ use tracing_subscriber::{
     EnvFilter, Registry, fmt, layer::SubscriberExt, reload, util::SubscriberInitExt,
 };
 
-use crate::{
-    Env,
-    http::{Request, Response, method_not_allowed, query_parameter, text},
-};
+use crate::Env;
 use records::RecordLayer;
 use writer::LineQueue;
 
@@ -41,7 +38,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Logging could not be set up.
+/// Error of setting up logging.
 #[derive(Debug, thiserror::Error)]
 pub enum LoggingError {
     /// The filter text is wrong.
@@ -117,8 +114,8 @@ fn start(
     Ok(handle)
 }
 
-/// Logs to `output` what `work` does on this thread, and waits until it is written. For tests of
-/// log lines: the process's own logging is not touched.
+/// Runs `work` with its log lines of this thread in `output`, and waits until they are written. For tests of log lines:
+/// the process's own logging does not change.
 pub fn capture<T>(
     format: LogFormat,
     filter: &str,
@@ -168,8 +165,8 @@ fn parse_filter(filter: &str) -> Result<EnvFilter, LoggingError> {
         })
 }
 
-/// Writes a line that has a format of its own (an access log's), with its line feed, among the others, and hands it to the
-/// receiver of records, if there is one. Without logging set up it is lost.
+/// Writes a line with a format of its own (an access log's), including its line feed, and passes it to the receiver of
+/// records, if any. Without logging it is lost.
 pub fn write_line(line: &str) {
     if let Some(queue) = QUEUE.get() {
         queue.push(line.as_bytes());
@@ -194,7 +191,7 @@ pub struct LogHandle {
 }
 
 impl LogHandle {
-    /// The filter in force.
+    /// Returns the current filter.
     pub fn current(&self) -> String {
         self.reload
             .with_current(ToString::to_string)
@@ -233,28 +230,6 @@ impl LogHandle {
     fn set(&self, filter: EnvFilter) {
         if let Err(error) = self.reload.reload(filter) {
             tracing::warn!(%error, "log level unchanged");
-        }
-    }
-
-    /// Serves `POST /logging`: `?level=info,scope=debug`, `?reset`, or without a query to show the filter.
-    pub fn respond(&self, request: &Request) -> Response {
-        if request.method() != http::Method::POST {
-            return method_not_allowed("POST");
-        }
-        let uri = request.uri();
-        let level = query_parameter(uri, "level");
-        let changed = match (query_parameter(uri, "reset"), level) {
-            (Some(_), None) => self.reset(),
-            (None, Some(level)) => self.change(&level),
-            (Some(_), Some(level)) => self.reset().and_then(|()| self.change(&level)),
-            (None, None) => Ok(()),
-        };
-        match changed {
-            Ok(()) => text(200, format!("current log level is {}\n", self.current())),
-            Err(error) => text(
-                400,
-                format!("{error}\nusage: POST /logging?level=info,scope=debug or /logging?reset\n"),
-            ),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Exposition of metrics, and the metrics every process has of itself.
+//! Exposition of metrics, and metrics about the process itself.
 
 use std::{
     fmt,
@@ -70,7 +70,7 @@ impl EncodeMetric for PlainCounter {
     }
 }
 
-/// The metrics of a registry in OpenMetrics' text format, as a scrape gets them.
+/// Encodes the metrics of a registry in OpenMetrics' text format.
 ///
 /// # Errors
 /// When a metric cannot be written.
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn families_without_samples_are_left_out() {
+    fn families_without_samples_are_omitted() {
         let mut registry = Registry::default();
         let family = Family::<[(String, String); 1], Counter>::default();
         registry.register("calls", "Calls", family.clone());

@@ -1,10 +1,11 @@
-//! Panics: each is counted, and logged with its place; what it ends is the program's choice.
+//! Panics: each is counted and logged with its location; the program chooses whether a panic ends its task or the
+//! process.
 //!
-//! Where tasks serve one connection each, a panic ends its task and nothing else: tokio catches it. What the
-//! process cannot do without is spawned as essential ([`crate::spawn_essential`]), and ends the process with
-//! it, for its supervisor to start anew: half a process that looks whole is worse than none. Locks of
-//! the data path are `parking_lot`'s, which a panic does not poison; what they guard is changed without anything in between
-//! that could panic, or by a guard's drop.
+//! Where tasks serve one connection each, tokio catches a panic, and only its task ends. Tasks that the process cannot
+//! do without are spawned as essential ([`crate::spawn_essential`]): their panic ends the process, so that its
+//! supervisor starts it again, since a partly working process is worse than none. Locks of the data path are
+//! `parking_lot`'s, which a panic does not poison; their values are changed without code in between that could panic,
+//! or by a guard's drop.
 
 use std::{
     panic::PanicHookInfo,

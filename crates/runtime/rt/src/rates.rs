@@ -1,4 +1,4 @@
-//! How often each peer may do something that costs us more than it costs the peer.
+//! Rate limits by peer, for operations that cost the server more than the peer.
 
 use std::{
     collections::HashMap,
@@ -8,8 +8,8 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Peers remembered at most. While more are busy than that, those beyond are not limited one by one.
-const MOST: usize = 16_384;
+/// Maximum number of peers with a limit of their own. Further concurrent peers are not limited individually.
+const MAX_PEERS: usize = 16_384;
 
 /// Rate limits for each peer: events per second, and a burst after an idle period.
 #[derive(Debug)]
@@ -33,14 +33,14 @@ impl<Peer: Eq + Hash> Rates<Peer> {
     /// Counts an event of `peer`, and returns whether it is allowed.
     pub fn take(&self, peer: Peer, now: Instant) -> bool {
         let mut quiet_at = self.quiet_at.lock();
-        if quiet_at.len() >= MOST {
+        if quiet_at.len() >= MAX_PEERS {
             quiet_at.retain(|_, at| *at > now);
         }
         let at = quiet_at.get(&peer).copied().map_or(now, |at| at.max(now));
         if at - now > self.interval * self.burst {
             return false;
         }
-        if quiet_at.len() < MOST || quiet_at.contains_key(&peer) {
+        if quiet_at.len() < MAX_PEERS || quiet_at.contains_key(&peer) {
             quiet_at.insert(peer, at + self.interval);
         }
         true
@@ -65,12 +65,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn number_of_remembered_peers_is_bounded() {
         let (rates, now) = (Rates::new(1, 1), Instant::now());
-        for number in 0..u32::try_from(2 * MOST).unwrap() {
+        for number in 0..u32::try_from(2 * MAX_PEERS).unwrap() {
             rates.take(IpAddr::from(number.to_be_bytes()), now);
         }
-        assert_eq!(rates.quiet_at.lock().len(), MOST);
+        assert_eq!(rates.quiet_at.lock().len(), MAX_PEERS);
         assert!(rates.take([10, 0, 0, 1].into(), now + Duration::from_secs(60)));
         assert_eq!(rates.quiet_at.lock().len(), 1);
     }

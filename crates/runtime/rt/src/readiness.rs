@@ -1,4 +1,4 @@
-//! Whether the process may be given work: ready when nothing is pending.
+//! Readiness of the process: ready when no task is pending.
 
 use std::{
     borrow::Cow,
@@ -20,8 +20,7 @@ struct Task {
     pending: bool,
 }
 
-/// Readiness of one part. Dropping it leaves the state as it is: a part that failed stays pending, and does not look
-/// ready.
+/// Readiness of one part. Dropping it does not change the state, so that a failed part stays pending.
 #[derive(Debug)]
 pub struct ReadyTask {
     tasks: Readiness,
@@ -29,7 +28,7 @@ pub struct ReadyTask {
 }
 
 impl Readiness {
-    /// Readiness with nothing pending.
+    /// Creates a readiness without pending tasks.
     pub fn new() -> Self {
         Self::default()
     }
@@ -93,7 +92,7 @@ impl ReadyTask {
         self.set(false);
     }
 
-    /// Ready or pending.
+    /// Sets the task to ready or pending.
     pub fn set(&self, ready: bool) {
         let mut tasks = self.tasks.lock();
         if let Some(task) = tasks.get_mut(self.index)

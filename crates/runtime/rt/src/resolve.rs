@@ -1,4 +1,4 @@
-//! Host names to addresses, by `/etc/hosts` and the servers of `/etc/resolv.conf`.
+//! Resolution of host names by `/etc/hosts` and the servers of `/etc/resolv.conf`.
 //!
 //! Not by the C library: its resolver blocks a thread for each name, and loads modules that a
 //! statically linked program has not.
@@ -7,7 +7,7 @@ use std::{io, net::IpAddr, time::Instant};
 
 use hickory_resolver::TokioResolver;
 
-/// The addresses of a host, in the order the system's settings prefer. An address is its own answer.
+/// Resolves a host to its addresses, in the order of the system's settings. An address resolves to itself.
 ///
 /// The settings are read at each call, so that a change of them is followed.
 ///
@@ -20,7 +20,7 @@ pub async fn lookup_host(host: &str) -> io::Result<Vec<IpAddr>> {
     Ok(lookup_name(host).await?.0)
 }
 
-/// The addresses of a name, and the TTL of the response.
+/// Resolves a name to its addresses, and returns the TTL of the response.
 ///
 /// # Errors
 /// As of [`lookup_host`].
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_address_is_its_own_answer() {
+    async fn addresses_resolve_to_themselves() {
         within(async {
             for address in ["10.0.0.1", "fd00::1"] {
                 let found = lookup_host(address).await.unwrap();

@@ -1,4 +1,4 @@
-//! When the process is to end: SIGTERM, SIGINT, or a request to the admin server.
+//! Shutdown of the process by SIGTERM, SIGINT, or a request to the admin server.
 
 use std::{io, sync::Arc};
 
@@ -16,7 +16,7 @@ pub struct Shutdown {
     trigger: ShutdownTrigger,
 }
 
-/// Brings the end about.
+/// Trigger of the shutdown.
 #[derive(Clone, Debug)]
 pub struct ShutdownTrigger(Arc<watch::Sender<Option<&'static str>>>);
 
@@ -53,12 +53,12 @@ impl Shutdown {
         }
     }
 
-    /// Trigger for the admin server's quit request.
+    /// Returns the trigger for the admin server's quit request.
     pub fn trigger(&self) -> ShutdownTrigger {
         self.trigger.clone()
     }
 
-    /// Waits for the end; returns its cause.
+    /// Waits for the shutdown; returns its cause.
     pub async fn wait(&mut self) -> &'static str {
         match self
             .cause

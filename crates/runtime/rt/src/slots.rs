@@ -1,9 +1,8 @@
-//! Slots for connections whose peers are not known yet, shared among the addresses they come from.
+//! Slots for unauthenticated connections, shared among their source addresses.
 //!
-//! Nobody waits for what a single peer does. A peer that comes while its own address holds its whole share
-//! takes the slot of that address's oldest connection. When all slots are taken, the oldest connection of
-//! the address that holds most has to go. Only when no address holds more than a few does the next
-//! connection wait.
+//! No single peer delays others. A connection from an address that holds its whole share takes the slot of that
+//! address's oldest connection. When all slots are taken, the oldest connection of the address with the most slots is
+//! displaced. Only when no address holds more than a few slots does the next connection wait.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -54,7 +53,7 @@ impl Slots {
         }))
     }
 
-    /// A slot for a connection from `source`.
+    /// Takes a slot for a connection from `source`.
     pub async fn enter(&self, source: IpAddr) -> Slot {
         let source = source.to_canonical();
         loop {
@@ -79,7 +78,7 @@ impl Slot {
         self.source
     }
 
-    /// Waits until another connection has taken the slot: this one has to end.
+    /// Waits until another connection has taken the slot, so that this one must end.
     pub async fn evicted(&mut self) {
         // No value is ever sent: this ends when the signal is dropped.
         drop((&mut self.evicted).await);

@@ -22,7 +22,7 @@ where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
-    tokio::spawn(watched(name, future))
+    tokio::spawn(named(name, future))
 }
 
 /// Spawns an essential task like [`spawn`]; a panic in it ends the process.
@@ -34,9 +34,9 @@ where
     tokio::spawn(essential(name, future))
 }
 
-/// A future whose panic ends the process.
+/// Wraps a future so that its panic ends the process.
 pub fn essential<F: Future>(name: &'static str, future: F) -> impl Future<Output = F::Output> {
-    Watched {
+    NamedFuture {
         name,
         essential: true,
         future,
@@ -49,7 +49,7 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
-    tokio::task::spawn_local(watched(name, future))
+    tokio::task::spawn_local(named(name, future))
 }
 
 /// Runs a blocking closure on the runtime's blocking threads.
@@ -93,7 +93,7 @@ impl<T> Drop for AbortOnDrop<T> {
     }
 }
 
-/// A runtime that runs everything on the calling thread: the main thread's, or one worker's shard.
+/// Builds a runtime on the calling thread: the main thread's, or a worker's.
 pub fn current_thread() -> io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
@@ -115,9 +115,9 @@ impl Drop for ReportPanic {
 }
 
 pin_project_lite::pin_project! {
-    /// A future under a name. Written out, since an `async fn` would keep the future twice: as its
-    /// argument and as what it awaits, which doubles the memory of every task.
-    struct Watched<F> {
+    /// Future with a name. An `async fn` would store the future twice, as its argument and as the awaited one, which
+    /// doubles the memory of every task.
+    struct NamedFuture<F> {
         name: &'static str,
         essential: bool,
         #[pin]
@@ -125,7 +125,7 @@ pin_project_lite::pin_project! {
     }
 }
 
-impl<F: Future> Future for Watched<F> {
+impl<F: Future> Future for NamedFuture<F> {
     type Output = F::Output;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
@@ -138,8 +138,8 @@ impl<F: Future> Future for Watched<F> {
     }
 }
 
-fn watched<F: Future>(name: &'static str, future: F) -> Watched<F> {
-    Watched {
+fn named<F: Future>(name: &'static str, future: F) -> NamedFuture<F> {
+    NamedFuture {
         name,
         essential: false,
         future,

@@ -1,4 +1,5 @@
-//! For tests of this crate and of those above: what never comes must fail a test, not hold up all others.
+//! Timeouts for tests of this crate and of those above: an event that never comes must fail a test, not block all
+//! others.
 
 use std::{
     panic::Location,

@@ -1,47 +1,22 @@
-//! A tunnel inside a tunnel: to another network, through its gateway.
+//! Tunnels inside tunnels: to another network, through its gateway.
 //!
-//! The outer tunnel ends at the gateway, which passes the inner one's bytes on; only the far end
-//! reads the inner one. Inner connections are not shared.
+//! The outer tunnel ends at the gateway, which forwards the bytes of the inner one to the endpoint. Inner connections
+//! are not pooled.
 
 use std::net::SocketAddr;
 
 use ambit_codec::Baggage;
-use ambit_hbone::{DialError, Tunnel, TunnelError, client, tls};
-use ambit_model::{Identity, Reason};
+use ambit_hbone::{DialError, Tunnel, client, tls};
+use ambit_model::Identity;
 use ambit_route::InnerTunnel;
 use ambit_tls::Peer;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
-use super::Dialer;
+use super::{Dialer, error::InnerError};
 
 const FORWARDED_NETWORK: HeaderName = HeaderName::from_static("x-forwarded-network");
 
-/// The inner tunnel could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum InnerError {
-    /// The authority is no part of a request.
-    #[error("the inner tunnel's authority cannot be sent")]
-    Authority(#[from] http::uri::InvalidUri),
-    /// No connection to the far end.
-    #[error(transparent)]
-    Dial(#[from] DialError),
-    /// Refusal by the peer.
-    #[error(transparent)]
-    Tunnel(#[from] TunnelError),
-}
-
-impl InnerError {
-    /// Returns the low-cardinality reason for metrics.
-    pub fn reason(&self) -> Reason {
-        match self {
-            Self::Authority(_) => Reason::Connect,
-            Self::Dial(error) => error.reason(),
-            Self::Tunnel(error) => error.reason(),
-        }
-    }
-}
-
-/// An established inner tunnel. Its connection ends with it, in order: the far end sees how.
+/// Established inner tunnel. Its connection is closed in order when it is dropped, so that the peer sees its end.
 #[derive(Debug)]
 pub struct Inner {
     tunnel: Tunnel,

@@ -1,7 +1,7 @@
 //! Tunnels to one of several replicas: pods of a waypoint, or endpoints of a service.
 //!
-//! A connection fails over from a replica that does not answer, or reports that it cannot serve: nothing of the
-//! application has been sent by then. A connection that a replica has accepted never moves to another one.
+//! A connection fails over from a replica that does not respond, or reports that it cannot serve: no application data
+//! has been sent by then. A connection that a replica has accepted never moves to another one.
 
 use std::{net::IpAddr, pin::pin};
 
@@ -13,12 +13,12 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{ConnectError, Dialer};
 
-/// Replicas that are tried for one connection, all within the time that connecting may take.
+/// Maximum replicas that are tried for one connection, all within the connect timeout.
 const ATTEMPTS: u32 = 3;
 
 impl Dialer {
-    /// A tunnel along `route`, or along what `another` finds when the workloads with these uids have failed. Also
-    /// returns the route.
+    /// Opens a tunnel for `route`, or for the route that `another` finds after the workloads with these uids have
+    /// failed. Also returns the route.
     ///
     /// # Errors
     /// When no replica could be connected to, or one refuses.
@@ -82,7 +82,7 @@ pub(super) fn is_before_acceptance(error: &ConnectError) -> bool {
     }
 }
 
-/// The tunnel with its route, or the error with the waypoint's name.
+/// Returns the tunnel with its route, or the error with the waypoint's name.
 fn with_route(
     result: Result<Tunnel, ConnectError>,
     route: &HboneRoute,

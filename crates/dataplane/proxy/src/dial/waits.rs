@@ -1,7 +1,7 @@
-//! Connections that wait for a waypoint none of whose pods serves at the moment.
+//! Connections that wait while no pod of their waypoint serves.
 //!
-//! While they wait, nothing of the application is read: its first bytes stay in the kernel's buffers. So many may wait for
-//! one instance; all others, and those whose time is over, fail.
+//! Meanwhile no application data is read: its first bytes stay in the kernel's buffers. At most [`MAX_WAITING`]
+//! connections of one instance wait; all others, and those whose time is over, fail.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,13 +12,13 @@ use tokio::{
 };
 
 /// Maximum time for which a connection waits.
-const WAIT: Duration = Duration::from_secs(5);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum waiting connections of one instance.
 const MAX_WAITING: usize = 1024;
-/// Delay before the waypoint is tried again, doubled each time up to [`LONGEST`].
-const SHORTEST: Duration = Duration::from_millis(50);
+/// Initial delay before the waypoint is retried, doubled each time up to [`MAX_RETRY_DELAY`].
+const MIN_RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Maximum delay that a connection experiences after the waypoint's return.
-const LONGEST: Duration = Duration::from_millis(400);
+const MAX_RETRY_DELAY: Duration = Duration::from_millis(400);
 
 /// Counts the connections of one instance that wait. Clones share it.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ impl Waits {
         Wait {
             waits: self.clone(),
             begun: None,
-            next: SHORTEST,
+            next: MIN_RETRY_DELAY,
         }
     }
 }
@@ -51,7 +51,7 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// Waits until the waypoint is to be tried again. `false`, at once: no longer.
+    /// Waits until the next retry of the waypoint. Returns `false` at once if the connection may not wait any longer.
     pub async fn again(&mut self) -> bool {
         let until = match &self.begun {
             Some((until, _permit)) => *until,
@@ -59,7 +59,7 @@ impl Wait {
                 let Ok(permit) = self.waits.0.clone().try_acquire_owned() else {
                     return false;
                 };
-                let until = Instant::now() + WAIT;
+                let until = Instant::now() + WAIT_TIMEOUT;
                 self.begun = Some((until, permit));
                 until
             }
@@ -70,7 +70,7 @@ impl Wait {
         }
         let spread = rand::rng().random_range(0.8..1.2);
         sleep(self.next.mul_f64(spread).min(left)).await;
-        self.next = (self.next * 2).min(LONGEST);
+        self.next = (self.next * 2).min(MAX_RETRY_DELAY);
         true
     }
 }
@@ -80,14 +80,14 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_waits_five_seconds_and_asks_a_few_times() {
+    async fn connection_waits_five_seconds_with_a_few_retries() {
         let waits = Waits::default();
         let mut wait = waits.connection();
         let (began, mut attempts) = (Instant::now(), 0);
         while wait.again().await {
             attempts += 1;
         }
-        assert_eq!(began.elapsed().as_secs(), WAIT.as_secs());
+        assert_eq!(began.elapsed().as_secs(), WAIT_TIMEOUT.as_secs());
         assert!((12..25).contains(&attempts), "{attempts}");
     }
 

@@ -1,4 +1,4 @@
-//! How many worker threads.
+//! Number of worker threads.
 
 use ambit_rt::{Env, EnvError};
 

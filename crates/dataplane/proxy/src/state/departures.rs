@@ -1,8 +1,8 @@
-//! Workloads that are gone, and the connections to them.
+//! Connections to removed workloads.
 //!
-//! A pod that ends takes its network namespace with it, often before the last packets of its proxy are out: peers of
-//! its connections receive nothing more. The control plane's removal of the record is the signal. Connections to a
-//! workload that is not ready are checked often, since it may be about to go.
+//! The network namespace of a pod ends with the pod, often before its proxy has sent the last packets: peers of its
+//! connections receive nothing more. The control plane's removal of the record is the signal. Connections to a workload
+//! that is not ready are checked often, since it may be removed soon.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -12,8 +12,6 @@ use ambit_route::{MeshTable, WorkloadChange};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
-use super::SharedState;
-
 /// Pools of the process, with a signal to check them.
 #[derive(Debug, Default)]
 pub(super) struct Departures {
@@ -22,12 +20,13 @@ pub(super) struct Departures {
     gone: watch::Sender<u64>,
 }
 
-/// Workloads of one batch whose connections are concerned, by uid; whether another workload has their addresses now.
+/// Workloads of one batch whose connections are affected, by uid, each with whether another workload has its addresses
+/// now.
 #[derive(Debug, Default)]
-pub(super) struct Departed(HashMap<ArcStr, bool>);
+pub(super) struct DepartedWorkloads(HashMap<ArcStr, bool>);
 
-impl Departed {
-    /// Notes whose connections a change concerns.
+impl DepartedWorkloads {
+    /// Records the workloads whose connections a change affects.
     pub(super) fn note(&mut self, table: &MeshTable, change: &WorkloadChange) {
         if let Some(before) = &change.before {
             let is_unchanged = change.after.as_ref().is_some_and(|after| {
@@ -55,8 +54,15 @@ impl Departed {
 }
 
 impl Departures {
+    /// Adds a pool, whose connections to removed workloads are closed while it exists.
+    pub(super) fn follow(&self, pool: &Pool) {
+        let mut pools = self.pools.lock();
+        pools.retain(|pool| pool.upgrade().is_some());
+        pools.push(pool.downgrade());
+    }
+
     /// Notifies the pools of a batch's workloads after it was applied.
-    pub(super) fn announce(&self, table: &RwLock<MeshTable>, departed: &Departed) {
+    pub(super) fn announce(&self, table: &RwLock<MeshTable>, departed: &DepartedWorkloads) {
         if departed.0.is_empty() {
             return;
         }
@@ -78,6 +84,20 @@ impl Departures {
         }
         self.gone.send_modify(|count| *count += 1);
     }
+
+    /// Completes when the workload with this uid is no longer in the table, or no longer at this address.
+    pub(super) async fn wait_until_gone(&self, table: &RwLock<MeshTable>, uid: &str, ip: IpAddr) {
+        let mut changes = self.gone.subscribe();
+        loop {
+            changes.mark_unchanged();
+            if liveness(&table.read(), uid, ip) == Liveness::Gone {
+                return;
+            }
+            if changes.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
 }
 
 /// Liveness of the workload with this uid at this address.
@@ -92,28 +112,5 @@ fn liveness(table: &MeshTable, uid: &str, ip: IpAddr) -> Liveness {
     match workload.status() {
         WorkloadStatus::Healthy => Liveness::Expected,
         WorkloadStatus::Unhealthy => Liveness::Doubtful,
-    }
-}
-
-impl SharedState {
-    /// Closes connections of `pool` to removed workloads while the pool exists.
-    pub fn follow_pool(&self, pool: &Pool) {
-        let mut pools = self.0.departures.pools.lock();
-        pools.retain(|pool| pool.upgrade().is_some());
-        pools.push(pool.downgrade());
-    }
-
-    /// Completes when the workload with this uid is not known any more, or not at this address.
-    pub async fn departure(&self, uid: &str, ip: IpAddr) {
-        let mut changes = self.0.departures.gone.subscribe();
-        loop {
-            changes.mark_unchanged();
-            if liveness(&self.table(), uid, ip) == Liveness::Gone {
-                return;
-            }
-            if changes.changed().await.is_err() {
-                return std::future::pending().await;
-            }
-        }
     }
 }

@@ -1,4 +1,4 @@
-//! Who follows the state: here, the certificates.
+//! Changes of local identities, for fetching certificates.
 
 use std::collections::BTreeMap;
 

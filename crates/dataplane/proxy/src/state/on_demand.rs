@@ -1,7 +1,7 @@
-//! Asking the control plane for what a connection needs (`XDS_ON_DEMAND`).
+//! On-demand requests to the control plane for records that a connection needs (`XDS_ON_DEMAND`).
 //!
-//! What cannot be learned in time is an error, not "nothing there": a plain connection to a
-//! destination that has a waypoint or takes only tunnels must not happen because we were hasty.
+//! A record that is not received in time is an error, not an absent one: a plain connection to a destination that has a
+//! waypoint or accepts only tunnels must not happen because of a delay.
 
 use std::net::SocketAddr;
 
@@ -13,9 +13,6 @@ use tokio::{
 };
 
 use super::{AddressDemand, LOCAL_WORKLOAD_DEADLINE, SharedState};
-
-/// Maximum demands that wait to be sent.
-pub const DEMANDS_WAITING: usize = 100;
 
 /// Maximum on-demand requests for one connection: the service, its waypoint, the waypoint's gateway, and some slack.
 const ROUNDS: usize = 6;
@@ -54,7 +51,7 @@ impl SharedState {
         self.completed(deadline, || look(&self.table())).await
     }
 
-    /// A route, after its missing records, of waypoints for instance, were requested from the control plane.
+    /// Returns a route, after requesting its missing records (for instance of waypoints) from the control plane.
     ///
     /// # Errors
     /// When there is no route, or no answer before the deadline.

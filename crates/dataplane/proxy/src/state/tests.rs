@@ -1,5 +1,4 @@
-//! Notifications, waiting and on-demand requests. What the table and the policies decide is tested
-//! with them.
+//! Notifications, waiting and on-demand requests. Decisions of the table and the policies are tested in their crates.
 
 use std::time::Duration;
 
@@ -122,7 +121,7 @@ async fn a_pod_that_is_known_needs_no_waiting() {
 }
 
 #[tokio::test]
-async fn a_pod_that_becomes_known_wakes_who_waits_for_it() {
+async fn published_pod_wakes_its_waiters() {
     let state = state();
     let waiting = {
         let state = state.clone();
@@ -139,7 +138,7 @@ async fn a_pod_that_becomes_known_wakes_who_waits_for_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_stays_unknown_is_given_up_at_the_deadline() {
+async fn unknown_pod_times_out_at_the_deadline() {
     let state = state();
     // On another node, or under another account: not this pod.
     apply(&state, [there(workload("a", "n2", "10.0.0.1"))]);
@@ -164,7 +163,7 @@ async fn a_pod_that_stays_unknown_is_given_up_at_the_deadline() {
 }
 
 #[test]
-fn a_pods_watch_sees_what_concerns_the_pod_and_nothing_else() {
+fn pod_watch_reports_only_relevant_changes() {
     let state = SharedState::new(config());
     let mine = Workload {
         authorization_policies: vec!["ns/chosen".into()],
@@ -214,7 +213,7 @@ fn a_pods_watch_sees_what_concerns_the_pod_and_nothing_else() {
 }
 
 #[test]
-fn a_watch_nobody_holds_is_forgotten() {
+fn dropped_watches_are_removed() {
     let state = SharedState::new(config());
     for number in 0..100 {
         drop(state.watch_pod(&pod(&format!("p{number}"))));
@@ -247,7 +246,7 @@ fn a_workload_that_names_an_unknown_policy_is_refused_until_it_comes() {
 }
 
 #[test]
-fn an_enrolled_pod_can_connect_before_the_control_plane_tells_of_it() {
+fn enrolled_pod_connects_before_it_is_published() {
     let state = SharedState::new(StateConfig {
         network: "net".into(),
         trust_domain: "td".into(),
@@ -368,7 +367,7 @@ async fn unknown_destination_is_resolved_and_then_its_waypoint() {
 }
 
 #[tokio::test]
-async fn a_negative_answer_means_passthrough_and_an_unknown_waypoint_an_error() {
+async fn absent_address_passes_through_and_unknown_waypoint_fails() {
     let (state, demands) = SharedState::on_demand(config());
     let (_serving, _) = serve(&state, demands, |name| match name {
         "/10.96.0.1" => vec![Update::Service(Box::new(guarded_service()))],
@@ -385,7 +384,7 @@ async fn a_negative_answer_means_passthrough_and_an_unknown_waypoint_an_error() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_an_answer_the_connection_fails_instead_of_going_plain() {
+async fn without_a_response_connections_fail_instead_of_plaintext() {
     let (state, demands) = SharedState::on_demand(config());
     let source = state.synthesize(&pod("a"), &[]);
     let route = state.route(&source, "10.0.0.2:80".parse().unwrap()).await;

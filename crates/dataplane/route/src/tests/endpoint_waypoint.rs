@@ -1,4 +1,4 @@
-//! The waypoint of an endpoint: for what is sent to the endpoint, and for what has come to it.
+//! Waypoints of endpoints: connections to the endpoint, and connections that reached it.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ fn web() -> Service {
     service("web", &["/10.96.0.9"], &[(80, 8080)])
 }
 
-/// The address and the authority of the tunnel in which `source` is redirected to `dst`.
+/// Address and authority of the tunnel from `source` to `dst`.
 fn tunnel(table: &MeshTable, source: &Workload, dst: &str) -> (String, String) {
     match table.outbound(source, addr(dst), &mut rng()).unwrap() {
         Route::Hbone(route) => (route.addr.to_string(), route.authority),
@@ -151,7 +151,7 @@ fn only_a_pod_of_the_waypoint_under_its_account_goes_directly() {
 }
 
 #[test]
-fn no_pod_under_another_account_is_taken_for_the_waypoint() {
+fn pods_under_other_accounts_are_not_the_waypoint() {
     let labelled = Workload {
         service_account: "other".into(),
         ..waypoint_pod("l", "10.0.0.8")
@@ -203,7 +203,7 @@ fn another_replica_is_chosen_when_one_has_failed_and_none_twice() {
 }
 
 #[test]
-fn only_what_the_waypoint_has_sent_does_not_pass_by_it() {
+fn only_connections_of_the_waypoint_do_not_bypass_it() {
     let captured = Workload {
         service_account: "waypoint".into(),
         ..pod("b", &["10.0.0.7"])
@@ -295,7 +295,7 @@ fn a_bypass_is_compared_with_the_rules_of_the_waypoint() {
 }
 
 #[test]
-fn a_hairpin_asks_the_waypoint_for_the_pod_or_fails() {
+fn hairpin_requests_the_pod_from_the_waypoint_or_fails() {
     let local = guarded();
     let with_waypoint = table(
         vec![waypoint_pod("w", "10.0.0.9")],

@@ -108,7 +108,7 @@ fn a_named_port_is_the_pods_own() {
 }
 
 #[test]
-fn an_application_tunnel_takes_any_address() {
+fn application_tunnel_accepts_any_address() {
     let table = table(vec![], vec![service("web", &["/10.96.0.9"], &[(80, 80)])]);
     let plain = tunnelled(AppTunnelProtocol::None, None);
     let route = ask_as(&table, &plain, at("10.96.0.9:80")).unwrap();
@@ -155,7 +155,7 @@ fn application_tunnel_can_be_bound_to_the_pods_address() {
 }
 
 #[test]
-fn a_waypoint_takes_the_addresses_of_what_names_it() {
+fn waypoint_accepts_addresses_of_its_destinations() {
     let waypoint = in_service(pod("w", &["10.0.0.2"]), "waypoint", &[(15008, 15008)]);
     let guarded = |at: &str| Service {
         waypoint: Some(gateway(at, 15008)),

@@ -235,7 +235,7 @@ fn a_workload_known_by_name_only_is_resolved_first() {
 }
 
 #[test]
-fn a_passthrough_service_goes_to_what_was_dialled() {
+fn passthrough_service_uses_the_dialed_address() {
     let wide = mode(
         service("wide", &["/10.0.0.0/8"], &[(80, 80)]),
         LbMode::Passthrough,
@@ -381,7 +381,7 @@ fn the_sources_own_waypoint_does_not_matter() {
 }
 
 #[test]
-fn pods_waypoint_takes_connections_to_the_pod_but_not_its_service() {
+fn pods_waypoint_receives_connections_to_the_pod_not_its_service() {
     let guarded = Workload {
         waypoint: Some(gateway("/10.96.0.100", 15008)),
         ..in_service(pod("a", &["10.0.0.2", "fd00::2"]), "web", &[(80, 8080)])

@@ -1,5 +1,5 @@
-//! Prefixes of ServiceEntries leave out what Services and workloads have in them, and no gateway is looked for among
-//! entries that one namespace has for itself.
+//! Prefixes of ServiceEntries do not cover addresses of Services and workloads, and gateways are not resolved by
+//! ServiceEntries of one namespace.
 
 use ambit_model::{NetworkAddress, Visibility};
 

@@ -15,7 +15,7 @@ fn name_at(table: &MeshTable, network: &str, ip: &str, client: &str) -> Option<S
 }
 
 #[test]
-fn a_workload_comes_out_as_it_went_in() {
+fn workloads_round_trip_through_the_table() {
     let workload = Workload {
         endpoint_waypoint: Some(attached("/1.2.3.4", &[identity("w")], true)),
         waypoint: Some(gateway("ns/host", 1)),
@@ -102,7 +102,7 @@ fn an_unchanged_workload_is_no_change() {
 }
 
 #[test]
-fn a_shared_address_belongs_to_the_pod_that_takes_tunnels() {
+fn shared_address_belongs_to_the_pod_with_tunnels() {
     let entry = Workload {
         uid: "Kubernetes/networking.istio.io/ServiceEntry/ns/x/10.0.0.2".into(),
         ..pod("entry", &["10.0.0.2"])
@@ -317,7 +317,7 @@ fn a_workload_that_falls_sick_or_leaves_the_service_is_no_endpoint() {
 }
 
 #[test]
-fn removal_names_a_workload_or_a_service_and_nothing_else() {
+fn removals_match_exactly_one_workload_or_service() {
     let web = service("web", &["/10.96.0.9"], &[(80, 80)]);
     let mut table = table(vec![pod("a", &["10.0.0.2"])], vec![web.clone()]);
     for name in [

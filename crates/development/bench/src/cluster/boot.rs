@@ -14,7 +14,7 @@ use super::{
 
 const CLIENTS: usize = 3;
 
-/// Clients on node 2 that connect as soon as they run, repeatedly; the server is on node 1.
+/// Measures clients on node 2 that connect as soon as they run, repeatedly; the server is on node 1.
 pub(super) async fn rewritten(rig: &Rig) -> Result<Row> {
     rig.namespace("bench-boot", true).await?;
     let server = rig.server("bench-boot", "server", 1).await?;

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::report::Line;
 
-/// A running namespace is labelled under load, and unlabelled.
+/// Measures labelling and unlabelling of a running namespace under load.
 pub(super) async fn label(rig: &Rig) -> Result<Row> {
     rig.namespace("bench-label", false).await?;
     let server = rig.server("bench-label", "server", 2).await?;
@@ -66,7 +66,7 @@ pub(super) async fn label(rig: &Rig) -> Result<Row> {
     .tell())
 }
 
-/// A pod connects in its first millisecond.
+/// Measures pods that connect in their first millisecond.
 pub(super) async fn first_connection(rig: &Rig) -> Result<Row> {
     const PODS: usize = 10;
     const AT_ONCE: usize = 20;
@@ -125,7 +125,7 @@ async fn first_answer(rig: &Rig, server: &str, name: &str) -> Result<(f64, u64)>
     ))
 }
 
-/// Time from label to annotation, for one pod and for a hundred at once.
+/// Measures the time from label to annotation, for one pod and for a hundred at once.
 pub(super) async fn enrolment(rig: &Rig) -> Result<Vec<Line>> {
     const ROUNDS: usize = 10;
     const CROWD: usize = 100;
@@ -172,7 +172,7 @@ async fn sleepers(rig: &Rig, numbers: std::ops::Range<usize>) -> Result<()> {
     Ok(())
 }
 
-/// Labels the namespace and returns the time until so many pods are reported as captured.
+/// Labels the namespace and returns the time until this number of pods is reported as captured.
 async fn until_captured(rig: &Rig, pods: usize) -> Result<f64> {
     let mut events = watcher(rig.pods("bench-enrol"), watcher::Config::default())
         .default_backoff()

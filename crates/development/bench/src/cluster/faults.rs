@@ -1,4 +1,4 @@
-//! The mesh's own programs die or are replaced under load.
+//! Kills and replacements of the mesh's own programs under load.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use super::{
     table::Row,
 };
 
-/// The node proxy's worker is killed on the client's node and on the server's, repeatedly.
+/// Kills the node proxy's worker on the client's node and on the server's, repeatedly.
 pub(super) async fn proxy_killed(rig: &Rig) -> Result<Row> {
     const KILLS: u32 = 4;
     rig.namespace("bench-kill", true).await?;
@@ -48,7 +48,7 @@ pub(super) async fn proxy_killed(rig: &Rig) -> Result<Row> {
     .tell())
 }
 
-/// The first process of the serving container is killed, and with it all others, on both nodes in turn.
+/// Kills the first process of the serving container, and with it all others, on both nodes in turn.
 pub(super) async fn proxy_container_killed(rig: &Rig) -> Result<Row> {
     const KILLS: u32 = 2;
     rig.namespace("bench-kill", true).await?;
@@ -81,7 +81,7 @@ pub(super) async fn proxy_container_killed(rig: &Rig) -> Result<Row> {
     .tell())
 }
 
-/// A rollout of the DaemonSet on both nodes.
+/// Measures a rollout of the DaemonSet on both nodes.
 pub(super) async fn rollout(rig: &Rig) -> Result<Row> {
     rig.namespace("bench-roll", true).await?;
     let server = rig.server("bench-roll", "server", 2).await?;
@@ -109,7 +109,7 @@ pub(super) async fn rollout(rig: &Rig) -> Result<Row> {
     .tell())
 }
 
-/// Agent and control plane are replaced.
+/// Replaces the agent and the control plane.
 pub(super) async fn others_replaced(rig: &Rig) -> Result<Row> {
     rig.namespace("bench-roll", true).await?;
     let server = rig.server("bench-roll", "server", 2).await?;
@@ -141,7 +141,7 @@ fn refused(report: &Report) -> usize {
         .count()
 }
 
-/// The agent is killed whenever it runs, for 20 seconds; pods are started meanwhile.
+/// Kills the agent whenever it runs, for 20 seconds, and starts pods meanwhile.
 pub(super) async fn agent_crash_looping(rig: &Rig) -> Result<Row> {
     const LOOP: Duration = Duration::from_secs(20);
     rig.namespace("bench-loop", true).await?;

@@ -1,5 +1,5 @@
-//! Many pods of a node are deleted at once: how long other pods get no answer meanwhile, without the mesh
-//! and with it.
+//! Deletion of many pods of a node at once: the longest time without responses for other pods, without the mesh and
+//! with it.
 
 use anyhow::Result;
 use futures_util::future::try_join_all;
@@ -16,8 +16,7 @@ use crate::report::Line;
 const CROWD: usize = 80;
 const NAMESPACE: &str = "bench-leave";
 
-/// The longest time in seconds in which no request of any kind was answered to a pod on the node whose
-/// other pods were deleted.
+/// Returns the longest time in seconds without a response to a pod on the node whose other pods were deleted.
 pub(super) async fn measure(rig: &Rig, in_mesh: bool) -> Result<f64> {
     rig.namespace(NAMESPACE, in_mesh).await?;
     let server = rig.server(NAMESPACE, "server", 2).await?;
@@ -44,7 +43,7 @@ pub(super) async fn measure(rig: &Rig, in_mesh: bool) -> Result<f64> {
     Ok(report.longest_gap())
 }
 
-/// The cost of the mesh.
+/// Returns the difference that the mesh makes.
 pub(super) fn compare(without: f64, with: f64) -> (Row, Line) {
     let row = Row {
         scenario: "80 pods of a node deleted at once: others' longest silence",

@@ -66,7 +66,7 @@ impl Report {
         Ok(report)
     }
 
-    /// Failures of a mode between two moments.
+    /// Returns the failures of a mode between two times.
     pub(super) fn between<'a>(
         &'a self,
         mode: &'a str,
@@ -124,8 +124,8 @@ impl Report {
 }
 
 impl<'a> Load<'a> {
-    /// Starts a load on `server` from node 1 for so many seconds, and waits until every connection has
-    /// succeeded once.
+    /// Starts a load on `server` from node 1 for this number of seconds, and waits until every connection has succeeded
+    /// once.
     pub(super) async fn begin(
         rig: &'a Rig,
         namespace: &'a str,

@@ -84,7 +84,7 @@ pub(super) fn of_hundred(rig: &Rig) -> Result<Vec<Line>> {
     ])
 }
 
-/// The larger of the two nodes' figures; the control plane runs on one only.
+/// Returns the larger value of the two nodes; the control plane runs on one only.
 fn larger(rig: &Rig, program: Program) -> Result<Memory> {
     [1, 2]
         .into_iter()

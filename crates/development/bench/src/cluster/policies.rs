@@ -1,4 +1,4 @@
-//! The time until a policy is in force, for new connections and for open ones, on every node.
+//! Time until a policy is enforced, for new connections and for open ones, on every node.
 
 use std::{
     io::{Read as _, Write as _},
@@ -40,7 +40,7 @@ spec:
   rules: [{to: [{operation: {ports: [\"8080\"]}}]}]
 ";
 
-/// DENY with a selector, under 500 requests a second of each kind.
+/// Measures a DENY policy with a selector under 500 requests a second of each kind.
 pub(super) async fn deny(rig: &Rig) -> Result<Row> {
     const ROUNDS: usize = 10;
     rig.namespace("bench-policy", true).await?;
@@ -102,7 +102,7 @@ pub(super) async fn last_node(rig: &Rig) -> Result<Vec<Line>> {
     for node in [1, 2] {
         let name = format!("server-{node}");
         let address = rig.server("bench-nodes", &name, node).await?;
-        watchers.push(Watched::start(format!("{address}:8080").parse()?));
+        watchers.push(PolicyWatcher::start(format!("{address}:8080").parse()?));
     }
     rig.captured("bench-nodes", true).await?;
     let (mut refused, mut allowed) = <(Sample, Sample)>::default();
@@ -135,19 +135,19 @@ pub(super) async fn last_node(rig: &Rig) -> Result<Vec<Line>> {
 }
 
 /// Returns when the last server changed to that state.
-fn last(watchers: &[Watched], answers: bool) -> Result<f64> {
+fn last(watchers: &[PolicyWatcher], answers: bool) -> Result<f64> {
     let mut turns = watchers.iter().map(|watched| watched.turned(answers));
     turns.try_fold(0.0, |last, turn| Ok(f64::max(last, turn?)))
 }
 
 /// Watcher that repeatedly calls a server from outside the mesh on new connections, and records when it starts or stops
 /// responding.
-struct Watched {
+struct PolicyWatcher {
     turns: mpsc::Receiver<(bool, f64)>,
     ended: Arc<AtomicBool>,
 }
 
-impl Watched {
+impl PolicyWatcher {
     fn start(server: SocketAddr) -> Self {
         let (sender, turns) = mpsc::channel();
         let ended = Arc::new(AtomicBool::new(false));
@@ -178,7 +178,7 @@ impl Watched {
     }
 }
 
-impl Drop for Watched {
+impl Drop for PolicyWatcher {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Relaxed);
     }

@@ -1,5 +1,4 @@
-//! A cluster for the benchmark: started, given images, removed; and the operations that every scenario
-//! uses.
+//! Cluster for the benchmark: start, images, removal, and the operations that scenarios share.
 
 use std::{
     path::PathBuf,

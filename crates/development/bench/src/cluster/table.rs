@@ -1,4 +1,4 @@
-//! The table of scenarios: the existing system's figure, the target, and the measured figure.
+//! Table of scenarios: result of the existing system, target, and measured result.
 //!
 //! The figures of the existing system were taken on a machine of this size, with Istio ambient (istiod,
 //! istio-cni and ztunnel of August 2026, the charts' defaults) on the same two-node Kubernetes 1.34 and
@@ -13,13 +13,13 @@ pub(crate) struct Row {
     pub(super) existing: &'static str,
     pub(super) target: &'static str,
     pub(super) measured: String,
-    /// Existing divided by measured, where both are one figure.
+    /// Existing result divided by the measured one, if both are single values.
     pub(super) times_better: Option<f64>,
     pub(super) reached: bool,
 }
 
 impl Row {
-    /// Prints the measured figure at once.
+    /// Prints the measured result immediately.
     pub(super) fn tell(self) -> Self {
         let reached = if self.reached {
             "reached"

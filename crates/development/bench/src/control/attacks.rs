@@ -21,11 +21,11 @@ use super::{new_pods, proxies, proxies::Target};
 /// The attacker's address.
 const SOURCE: [u8; 4] = [127, 200, 0, 1];
 /// Concurrent operations of the attacker.
-const AT_ONCE: usize = 32;
-/// Idle connections that it opens at most.
-const IDLE: usize = 17_000;
+const CONCURRENCY: usize = 32;
+/// Maximum idle connections of the attacker.
+const MAX_IDLE_CONNECTIONS: usize = 17_000;
 /// Timeout of the preparation.
-const PREPARATION: Duration = Duration::from_secs(60);
+const PREPARATION_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The kind of attack.
 #[derive(Clone, Copy, Debug)]
@@ -40,16 +40,16 @@ pub(super) enum Attack {
 
 /// A running attack; it ends when this is dropped.
 #[derive(Debug)]
-pub(super) struct UnderWay(Arc<AtomicBool>);
+pub(super) struct RunningAttack(Arc<AtomicBool>);
 
-impl Drop for UnderWay {
+impl Drop for RunningAttack {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
 impl Attack {
-    /// The first is no attack.
+    /// All attacks; the first round has none.
     pub(super) const ALL: [Option<Self>; 4] = [
         None,
         Some(Self::Debug),
@@ -66,7 +66,7 @@ impl Attack {
     }
 
     /// Starts the attack on a thread; returns when it has reached its full rate.
-    pub(super) fn start(self, target: &Target, monitoring: u16) -> Result<UnderWay> {
+    pub(super) fn start(self, target: &Target, monitoring: u16) -> Result<RunningAttack> {
         let over = Arc::<AtomicBool>::default();
         let (ended, target) = (Arc::clone(&over), target.clone());
         let pages = SocketAddr::new(own_address()?, monitoring);
@@ -76,7 +76,7 @@ impl Attack {
         thread::spawn(move || {
             runtime.block_on(async {
                 let mut attackers = Vec::new();
-                for number in 0..AT_ONCE {
+                for number in 0..CONCURRENCY {
                     let (ended, target) = (Arc::clone(&ended), target.clone());
                     let idle = Arc::clone(&idle);
                     attackers.push(ambit_rt::spawn("attacker", async move {
@@ -100,14 +100,17 @@ impl Attack {
         });
         let begin = Instant::now();
         let prepares = matches!(self, Self::IdleTls);
-        while prepares && held.load(Ordering::Relaxed) < IDLE && begin.elapsed() < PREPARATION {
+        while prepares
+            && held.load(Ordering::Relaxed) < MAX_IDLE_CONNECTIONS
+            && begin.elapsed() < PREPARATION_TIMEOUT
+        {
             thread::sleep(Duration::from_millis(100));
         }
-        Ok(UnderWay(over))
+        Ok(RunningAttack(over))
     }
 }
 
-/// An address of this machine that is not loopback.
+/// Returns an address of this machine that is not loopback.
 fn own_address() -> Result<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     // Nothing is sent: this only looks up the route.
@@ -127,14 +130,14 @@ async fn read_page(address: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Holds its part of the connections; closed ones are opened again.
+/// Keeps one attacker's part of the idle connections open, and replaces closed ones.
 async fn hold(target: &Target, held: &AtomicUsize, ended: &AtomicBool) -> Result<()> {
     let mut open = Vec::new();
     while !ended.load(Ordering::Relaxed) {
         let before = open.len();
         open.retain(|(_, driver): &(_, ambit_rt::AbortOnDrop<()>)| !driver.is_finished());
         held.fetch_sub(before - open.len(), Ordering::Relaxed);
-        if open.len() >= IDLE / AT_ONCE {
+        if open.len() >= MAX_IDLE_CONNECTIONS / CONCURRENCY {
             tokio::time::sleep(Duration::from_millis(10)).await;
             continue;
         }

@@ -1,11 +1,11 @@
-//! When each change was made, and when the last proxy received it.
+//! Times of each change and of its arrival at the last proxy.
 
 use std::{
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
-/// The prefix of the names of changed objects; their number follows.
+/// Prefix of the names of changed objects, before their number.
 pub(super) const MARK: &str = "churn-";
 
 /// Counts the proxies that received each change. Changes have numbers; a removal has a number of its
@@ -51,7 +51,7 @@ impl Board {
         }
     }
 
-    /// A proxy received a record.
+    /// Records that a proxy received a record.
     pub(super) fn seen(&self, is_there: bool, name: &[u8]) {
         let Some(number) = number(name) else { return };
         let Some(delivery) = self.delivery(is_there).get(number) else {
@@ -78,7 +78,7 @@ impl Board {
     }
 }
 
-/// The number of a change in the name of its record.
+/// Parses the number of a change from the name of its record.
 fn number(name: &[u8]) -> Option<usize> {
     let name = std::str::from_utf8(name).ok()?;
     let (_, rest) = name.rsplit_once(MARK)?;

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 
 /// Messages up to this size are read with the names of their records.
 const CHANGE: usize = 256 * 1024;
-/// gRPC: compressed flag and length.
+/// Length of the prefix of gRPC messages: compressed flag and length.
 const PREFIX: usize = 5;
 
 // Field numbers of envoy.service.discovery.v3.
@@ -15,7 +15,7 @@ const TYPE_URL: u64 = 4;
 const NONCE: u64 = 5;
 const REMOVED: u64 = 6;
 const RESOURCE_NAME: u64 = 3;
-/// Protobuf's length-delimited wire type.
+/// Length-delimited wire type of protobuf.
 const BYTES: u64 = 2;
 
 /// The fields of a push that a proxy needs for its answer, and those that the benchmark records.
@@ -166,7 +166,7 @@ fn resource_name(mut resource: &[u8]) -> Result<&[u8]> {
     Ok(&[])
 }
 
-/// A variable-length number; `None` if it does not end here.
+/// Parses a variable-length number; `None` if it is incomplete.
 fn varint(bytes: &mut &[u8]) -> Result<Option<u64>> {
     let mut value = 0;
     for (index, byte) in bytes.iter().enumerate().take(10) {
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn pushes_are_read_however_they_are_cut() {
+    fn pushes_are_read_at_any_split() {
         let mut bytes = response(&["a", "b"], &["c"], "one");
         bytes.extend(response(&[], &["d"], "two"));
         for size in [1, 2, 3, 7, 100, bytes.len()] {

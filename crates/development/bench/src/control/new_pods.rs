@@ -15,15 +15,16 @@ use parking_lot::Mutex;
 use prost_types::{Struct, Value, value::Kind};
 
 use super::{
-    NEW_PODS,
     population::Size,
     proxies::{self, Target},
 };
 
+/// Rate of new pods.
+const PODS_PER_SECOND: u32 = 50;
 /// Timeout for a pod's certificate.
-const WITHIN: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// Timeout of an attempt, and the pause before the next, like those of node proxies.
-const ATTEMPT: Duration = Duration::from_secs(10);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
 const PATH: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
 
@@ -40,16 +41,16 @@ pub(super) fn certificates(
         let start = Instant::now();
         let mut asking = Vec::new();
         for (at, number) in (0..).zip(numbers) {
-            let due = Duration::from_secs(1) * at / NEW_PODS.0;
+            let due = Duration::from_secs(1) * at / PODS_PER_SECOND;
             tokio::time::sleep(due.saturating_sub(start.elapsed())).await;
             bring(number);
             let (node, identity) = size.churning_identity(number);
             let (target, found) = (target.clone(), Arc::clone(&found));
             asking.push(ambit_rt::spawn("new pod", async move {
                 let begin = Instant::now();
-                while begin.elapsed() < WITHIN {
+                while begin.elapsed() < TIMEOUT {
                     let attempt = certificate(&target, node, &identity);
-                    match tokio::time::timeout(ATTEMPT, attempt).await {
+                    match tokio::time::timeout(ATTEMPT_TIMEOUT, attempt).await {
                         Ok(Ok(())) => {
                             found.lock().push(begin.elapsed());
                             return;
@@ -66,7 +67,7 @@ pub(super) fn certificates(
         let found = std::mem::take(&mut *found.lock());
         ensure!(
             found.len() == expected,
-            "{} of {expected} new pods have no certificate after {WITHIN:?}",
+            "{} of {expected} new pods have no certificate after {TIMEOUT:?}",
             expected - found.len()
         );
         Ok(found)
@@ -99,7 +100,7 @@ pub(super) fn request(csr: String, identity: Option<&Identity>) -> IstioCertific
     }
 }
 
-/// The gRPC status of a certificate request.
+/// Sends a certificate request and returns its gRPC status.
 pub(super) async fn ask(
     send: &mut h2::client::SendRequest<bytes::Bytes>,
     request: &IstioCertificateRequest,

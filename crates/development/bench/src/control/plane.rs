@@ -44,7 +44,7 @@ impl Usage {
         self.seconds_since(earlier) / elapsed.max(0.001)
     }
 
-    /// CPU seconds used since then.
+    /// CPU seconds used since an earlier time.
     pub(super) fn seconds_since(self, earlier: Self) -> f64 {
         self.cpu.saturating_sub(earlier.cpu).as_secs_f64()
     }

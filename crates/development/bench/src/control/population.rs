@@ -317,7 +317,7 @@ fn managed(by: &str) -> Value {
         "fieldsV1": {"f:status": fields}}])
 }
 
-/// The address with a number in a network of 24 bits.
+/// Returns the address with a number in a network with 24 host bits.
 fn address(network: u8, number: u32) -> String {
     let [_, a, b, c] = (number + 1).to_be_bytes();
     format!("{network}.{a}.{b}.{c}")
@@ -330,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_object_is_one_of_its_own() {
+    fn objects_have_distinct_names() {
         let size = Size {
             nodes: 3,
             services: 20,

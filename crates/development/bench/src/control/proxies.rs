@@ -34,7 +34,7 @@ use tokio::{
 use super::{board::Board, frames::Reader};
 
 /// Maximum proxies that receive their initial state concurrently.
-const AT_ONCE: usize = 32;
+const MAX_CONCURRENT_STARTS: usize = 32;
 /// The HTTP/2 window of a proxy.
 const WINDOW: u32 = 1 << 20;
 
@@ -68,8 +68,8 @@ pub(super) struct Target {
     pub(super) server_name: ServerName<'static>,
 }
 
-/// The token of one proxy, in the form of Kubernetes' tokens. Its signature is the proxy's number, by
-/// which the simulated API server knows it.
+/// Token of one proxy in Kubernetes' format. Its signature is the proxy's number, by which the simulated API server
+/// recognizes it.
 pub(super) fn token(proxy: u32) -> String {
     signed(&format!("proxy {proxy}"))
 }
@@ -83,7 +83,7 @@ pub(super) fn signed(signature: &str) -> String {
     format!("{}.{}.{}", part(header), part(claims), part(signature))
 }
 
-/// The proxy whose token this is.
+/// Returns the proxy of a token.
 pub(super) fn proxy_of(token: &str) -> Option<u32> {
     let (_, signature) = token.rsplit_once('.')?;
     let signature = BASE64_URL_SAFE_NO_PAD.decode(signature).ok()?;
@@ -91,7 +91,7 @@ pub(super) fn proxy_of(token: &str) -> Option<u32> {
     signature.strip_prefix("proxy ")?.parse().ok()
 }
 
-/// The source address of a proxy: each has its own, as on a cluster.
+/// Source address of a proxy; each has its own, as on a cluster.
 pub(super) fn address(proxy: u32) -> IpAddr {
     let [_, _, high, low] = proxy.to_be_bytes();
     [127, 1, high, low].into()
@@ -129,7 +129,7 @@ impl Target {
 }
 
 impl Fleet {
-    /// Starts so many proxies on a thread; they run until the process ends.
+    /// Starts this number of proxies on a thread; they run until the process ends.
     pub(super) fn start(size: u32, target: &Target, board: Arc<Board>) -> Self {
         let fleet = Self {
             totals: Arc::default(),
@@ -146,7 +146,7 @@ impl Fleet {
                 return;
             };
             runtime.block_on(async {
-                let gate = Arc::new(Semaphore::new(AT_ONCE));
+                let gate = Arc::new(Semaphore::new(MAX_CONCURRENT_STARTS));
                 for number in 0..size {
                     let proxy = Proxy {
                         number,
@@ -207,7 +207,7 @@ impl Proxy {
     async fn run(&self, gate: &Semaphore) -> Result<()> {
         let permit = gate.acquire().await?;
         let totals = Arc::clone(&self.totals);
-        let counted = |stream| Counted { stream, totals };
+        let counted = |stream| CountedStream { stream, totals };
         let connected = self.target.connect(address(self.number), counted);
         let (mut send, driver) = connected.await?;
         let request = http::Request::post(format!("https://istiod{DELTA_PATH}"))
@@ -256,7 +256,7 @@ impl Proxy {
     }
 }
 
-/// A message as gRPC sends it.
+/// Encodes a message with gRPC's prefix.
 pub(super) fn frame(message: &impl Message) -> Bytes {
     let message = message.encode_to_vec();
     let mut bytes = BytesMut::with_capacity(message.len() + 5);
@@ -290,13 +290,13 @@ fn node(number: u32) -> Node {
     }
 }
 
-/// A connection whose incoming bytes are counted as the wire carries them.
-struct Counted {
+/// Connection with a counter of its incoming bytes.
+struct CountedStream {
     stream: TcpStream,
     totals: Arc<Totals>,
 }
 
-impl AsyncRead for Counted {
+impl AsyncRead for CountedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut TaskContext<'_>,
@@ -310,7 +310,7 @@ impl AsyncRead for Counted {
     }
 }
 
-impl AsyncWrite for Counted {
+impl AsyncWrite for CountedStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut TaskContext<'_>,

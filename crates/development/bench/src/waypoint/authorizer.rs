@@ -1,7 +1,7 @@
-//! An authorizer that checks each request over gRPC (Envoy's `envoy.service.auth.v3`) and allows all: for ours the
-//! provider of a CUSTOM policy, for Envoy its own filter's.
+//! External authorizer over gRPC (Envoy's `envoy.service.auth.v3`) that allows all requests: the provider of a CUSTOM
+//! policy for Ambit, and of the ext_authz filter for Envoy.
 
-use std::{net::Ipv4Addr, path::Path};
+use std::net::Ipv4Addr;
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
@@ -10,22 +10,23 @@ use http::{HeaderMap, HeaderValue, Request, Response};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::{OURS, Step, manifests::provider, table::Row, with_step};
+use super::{servers::provider, side::OURS};
 
 /// Namespace and name of the authorizer.
-pub(super) const PLACE: (&str, &str) = ("authorizers", "authorizer");
+pub(super) const NAMESPACED_NAME: (&str, &str) = ("authorizers", "authorizer");
 pub(super) const PORT: u16 = 9000;
 /// A CheckResponse whose status is 0, OK, as a message of gRPC.
 const ALLOWED: &[u8] = &[0, 0, 0, 0, 2, 0x0a, 0];
 
-pub(super) fn rows(envoy: &Path) -> Result<Vec<Row>> {
-    with_step(envoy, "authorizer over gRPC", Step::Authorize)
-}
-
-/// The authorizer's pod, and its objects for our waypoint.
+/// Manifests of the authorizer's pod, and of its objects for Ambit's waypoint.
 pub(super) fn manifests() -> Result<String> {
     let command = format!("{}, authorizer", std::env::current_exe()?.display());
-    let provider = provider(PLACE, &command, PORT, ("allows", "envoyExtAuthzGrpc"));
+    let provider = provider(
+        NAMESPACED_NAME,
+        &command,
+        PORT,
+        ("allows", "envoyExtAuthzGrpc"),
+    );
     let gateway = OURS.name;
     Ok(format!(
         "{provider}apiVersion: security.istio.io/v1
@@ -41,11 +42,11 @@ spec:
     ))
 }
 
-/// Filter of Envoy.
-pub(super) fn question() -> Value {
+/// Configuration of Envoy's ext_authz filter.
+pub(super) fn ext_authz() -> Value {
     json!({
         "transport_api_version": "V3",
-        "grpc_service": {"envoy_grpc": {"cluster_name": PLACE.1}, "timeout": "10s"},
+        "grpc_service": {"envoy_grpc": {"cluster_name": NAMESPACED_NAME.1}, "timeout": "10s"},
     })
 }
 

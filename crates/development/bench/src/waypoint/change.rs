@@ -1,4 +1,4 @@
-//! From a changed route to the first answer that shows it.
+//! Time from a changed route to the first response that shows it.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -8,29 +8,33 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Bench, ENVOY, OURS, Side, manifests, table::Row};
+use super::{
+    lab::Lab,
+    manifests,
+    side::{ENVOY, OURS, Side},
+    table::Row,
+};
 
-/// Number of changes of each, whose median is reported.
+/// Number of changes of each side, whose median is reported.
 const CHANGES: usize = 20;
 /// Timeout of a change.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Compares both in turn. For Ambit, a change starts with a manifest and passes through the control plane; Envoy reads
 /// its routes from the changed file.
-pub(super) fn compare(bench: &Bench) -> Result<Row> {
+pub(super) fn compare(lab: &Lab) -> Result<Row> {
     let (mut ours, mut envoy) = (
-        PollingClient::begin(bench, OURS)?,
-        PollingClient::begin(bench, ENVOY)?,
+        PollingClient::begin(lab, OURS)?,
+        PollingClient::begin(lab, ENVOY)?,
     );
     let (mut our_times, mut their_times) = (Vec::new(), Vec::new());
     for mark in 1..=CHANGES {
         let began = Instant::now();
-        bench
-            .rig
+        lab.rig
             .apply("marking.yaml", &manifests::marking(OURS, mark))?;
         our_times.push(ours.until(mark, began)?);
         let began = Instant::now();
-        bench.envoy.route(bench.work, Some(mark))?;
+        lab.envoy.route(lab.scenario, Some(mark))?;
         their_times.push(envoy.until(mark, began)?);
     }
     Ok(Row::change(our_times, their_times))
@@ -42,9 +46,9 @@ struct PollingClient {
 }
 
 impl PollingClient {
-    fn begin(bench: &Bench, side: Side) -> Result<Self> {
+    fn begin(lab: &Lab, side: Side) -> Result<Self> {
         let client = format!("{}/client", side.name);
-        let stream = bench.rig.dial(&client, &format!("{}:80", side.address))?;
+        let stream = lab.rig.dial(&client, &format!("{}:80", side.address))?;
         stream.set_nodelay(true)?;
         Ok(Self {
             stream: BufReader::new(stream),

@@ -1,13 +1,13 @@
-//! Envoy's clusters, as its configuration has them.
+//! Clusters in Envoy's configuration.
 
 use serde_json::{Value, json};
 
-/// An address of a socket.
+/// Socket address in Envoy's configuration.
 pub(super) fn socket(address: &str, port: u16) -> Value {
     json!({"socket_address": {"address": address, "port_value": port}})
 }
 
-/// A cluster of these endpoints.
+/// Cluster with these endpoints.
 pub(super) fn cluster_of(name: &str, addresses: &[Value]) -> Value {
     let endpoint = |address| json!({"endpoint": {"address": address}});
     let endpoints: Vec<Value> = addresses.iter().map(endpoint).collect();

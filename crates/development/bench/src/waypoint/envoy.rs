@@ -1,5 +1,5 @@
-//! The same waypoint by Envoy: the program that takes our waypoint's place in a pod. It gets the pod's
-//! certificate as ours does, and runs Envoy.
+//! Envoy as a waypoint: a program in place of Ambit's waypoint in a pod, which fetches the pod's certificate and runs
+//! Envoy.
 
 mod configuration;
 
@@ -28,14 +28,14 @@ use tokio::{
 };
 use tonic::Request;
 
-use super::Work;
+use super::scenario::Scenario;
 
 /// The file of routes.
 const ROUTES: &str = "routes.json";
 
-/// Threads, as many as our waypoint has workers.
+/// Number of Envoy's threads: that of workers of Ambit's waypoint.
 const WORKERS: &str = "2";
-/// The port of its administration, in the pod.
+/// Admin port of Envoy in the pod.
 const ADMIN: u16 = 15000;
 /// Drain time: the default of Istio's agent.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -57,16 +57,21 @@ impl Files {
         self.directory.join(name)
     }
 
-    /// Writes the configuration, at which the pod has been waiting.
-    pub(crate) fn configure(&self, work: Work, backend: &str, callee: Option<&str>) -> Result<()> {
-        self.route(work, None)?;
-        let configuration = self.configuration(work, backend, callee)?;
+    /// Writes the configuration, for which the pod waits.
+    pub(crate) fn configure(
+        &self,
+        scenario: Scenario,
+        backend: &str,
+        callee: Option<&str>,
+    ) -> Result<()> {
+        self.route(scenario, None)?;
+        let configuration = self.configuration(scenario, backend, callee)?;
         self.replace("envoy.json", &configuration.to_string())
     }
 
-    /// Replaces the routes; with a mark, which is added to all answers as a header.
-    pub(super) fn route(&self, work: Work, mark: Option<usize>) -> Result<()> {
-        self.replace(ROUTES, &Self::routes(work, mark).to_string())
+    /// Replaces the routes; a mark is added to all responses as a header.
+    pub(super) fn route(&self, scenario: Scenario, mark: Option<usize>) -> Result<()> {
+        self.replace(ROUTES, &Self::routes(scenario, mark).to_string())
     }
 
     fn replace(&self, name: &str, text: &str) -> Result<()> {

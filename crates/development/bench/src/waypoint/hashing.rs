@@ -1,5 +1,5 @@
-//! One of a thousand endpoints, chosen by the hash of a header: ours by a DestinationRule, Envoy's by its ring. The
-//! endpoints are addresses of one server outside the mesh, so that there need be only one.
+//! Consistent hashing of a header over a thousand endpoints: by a DestinationRule in Ambit, by a ring in Envoy. The
+//! endpoints are addresses of one server outside the mesh.
 
 use std::{fs, net::Ipv4Addr, path::Path};
 
@@ -7,20 +7,18 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::{
-    OURS, Side, Step,
     clusters::{cluster_of, socket},
-    manifests::{nginx, outside},
-    table::Row,
-    with_step,
+    servers::{nginx, outside},
+    side::{OURS, Side},
 };
 use crate::rig::Rig;
 
 /// The server's namespace, and its name.
-pub(super) const PLACE: (&str, &str) = ("outside", "server");
+pub(super) const NAMESPACED_NAME: (&str, &str) = ("outside", "server");
 const PORT: u16 = 8080;
 /// A pod in the node's own network.
 const ROUTER: &str = "router";
-/// The host of the ServiceEntry, and its address.
+/// Host of the ServiceEntry, and its virtual address.
 const HOST: &str = "many.example";
 const ADDRESS: &str = "10.97.1.1";
 /// Header by which endpoints are chosen.
@@ -30,19 +28,15 @@ const FIRST: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const NETWORK: &str = "198.18.0.0/22";
 const ENDPOINTS: u32 = 1000;
 
-pub(super) fn rows(envoy: &Path) -> Result<Vec<Row>> {
-    with_step(envoy, "hashing over 1,000 endpoints", Step::Hash)
-}
-
 fn endpoints() -> impl Iterator<Item = Ipv4Addr> {
     (0..ENDPOINTS).map(|n| Ipv4Addr::from_bits(FIRST.to_bits() + n))
 }
 
-/// The server, and the objects with its addresses for our waypoint.
+/// Manifests of the server, and of the objects with its addresses for Ambit's waypoint.
 pub(super) fn manifests(scratch: &Path) -> Result<String> {
-    let (namespace, _) = PLACE;
+    let (namespace, _) = NAMESPACED_NAME;
     let nginx = nginx(scratch, namespace)?;
-    let server = outside(PLACE, &format!("nginx, -c, {nginx}"), PORT);
+    let server = outside(NAMESPACED_NAME, &format!("nginx, -c, {nginx}"), PORT);
     let gateway = OURS.name;
     let endpoints: Vec<String> = endpoints()
         .map(|address| format!("{{address: {address}}}"))
@@ -77,9 +71,9 @@ spec:
     ))
 }
 
-/// Leads the endpoints' addresses to the server, which takes them for its own.
+/// Routes the endpoints' addresses to the server, which accepts them as local.
 pub(super) fn route(rig: &Rig, server: &str) -> Result<()> {
-    let (namespace, name) = PLACE;
+    let (namespace, name) = NAMESPACED_NAME;
     let own = ["ip", "route", "add", "local", NETWORK, "dev", "lo"].map(Into::into);
     rig.exec(&format!("{namespace}/{name}"), &own)?;
     let on_node = ["ip", "route", "add", NETWORK, "via", server].map(Into::into);
@@ -95,7 +89,7 @@ pub(super) fn url(side: Side) -> String {
     }
 }
 
-/// Each request has the header of another user.
+/// Arguments of `wrk` by which each request has another value of the header.
 pub(super) fn arguments(side: Side, scratch: &Path) -> Result<Vec<String>> {
     let script = scratch.join("users.lua");
     let text = format!(

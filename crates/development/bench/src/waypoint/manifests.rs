@@ -1,16 +1,20 @@
-//! The objects of both sides: a client, a server, a Gateway, and what the waypoint has to look at.
+//! Objects of both sides: a client, a server, a Gateway, and the policies and routes that the waypoint evaluates.
 
 use std::{fmt::Write, fs, os::unix::fs::symlink, path::Path};
 
 use anyhow::Result;
 
-use super::{ENVOY, OURS, RULES_OF_SERVICE, Side, Work};
+use super::{
+    scenario::{RULES_OF_SERVICE, Scenario},
+    servers::nginx,
+    side::{ENVOY, OURS, Side},
+};
 
 /// Maximum rules of an HTTPRoute.
 const RULES_PER_ROUTE: usize = 16;
 
 /// Returns all manifests but the Gateways as one file.
-pub(super) fn of(scratch: &Path, programs: &Path, work: Work) -> Result<String> {
+pub(super) fn of(scratch: &Path, programs: &Path, scenario: Scenario) -> Result<String> {
     fs::write(scratch.join("large"), vec![b'x'; 1 << 20])?;
     // The name selects the program's role.
     let echo = scratch.join("server");
@@ -62,11 +66,11 @@ spec:
             address = side.address,
             echo = echo.display(),
         )?;
-        for n in 0..work.policies {
+        for n in 0..scenario.policies {
             text += &policy(side.name, n);
         }
-        text += &routes(side.name, "server", work.rules);
-        for n in 0..work.services {
+        text += &routes(side.name, "server", scenario.rules);
+        for n in 0..scenario.services {
             let service = format!("many-{n}");
             write!(
                 text,
@@ -81,61 +85,13 @@ spec: {{selector: {{app: server}}, ports: [{{name: http, port: 80, targetPort: 8
             text += &routes(side.name, &service, RULES_OF_SERVICE);
         }
     }
-    if let Some(step) = work.step {
+    if let Some(step) = scenario.step {
         text += &step.manifests(scratch)?;
     }
     Ok(text)
 }
 
-/// A pod outside of the mesh, in a namespace of its own, ready once its port is open.
-pub(super) fn outside((namespace, name): (&str, &str), command: &str, port: u16) -> String {
-    format!(
-        "apiVersion: v1
-kind: Namespace
-metadata: {{name: {namespace}}}
----
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}, namespace: {namespace}, labels: {{app: {name}}}}}
-spec:
-  containers:
-  - name: main
-    image: none
-    command: [{command}]
-    readinessProbe: {{tcpSocket: {{port: {port}}}}}
----
-"
-    )
-}
-
-/// Such a pod as a service over gRPC, and the provider of MeshConfig that it is: a name, and its kind.
-pub(super) fn provider(
-    place: (&str, &str),
-    command: &str,
-    port: u16,
-    (provider, kind): (&str, &str),
-) -> String {
-    let (namespace, name) = place;
-    let pod = outside(place, command, port);
-    format!(
-        "{pod}apiVersion: v1
-kind: Service
-metadata: {{name: {name}, namespace: {namespace}}}
-spec: {{selector: {{app: {name}}}, ports: [{{name: grpc, port: {port}}}]}}
----
-apiVersion: v1
-kind: ConfigMap
-metadata: {{name: istio, namespace: istio-system}}
-data:
-  mesh: |
-    extensionProviders:
-    - {{name: {provider}, {kind}: {{service: {name}.{namespace}.svc.cluster.local, port: {port}}}}}
----
-"
-    )
-}
-
-/// The Gateway; another revision is another template of its pods.
+/// Manifest of the Gateway; another revision changes the template of its pods.
 pub(super) fn gateway(side: Side, revision: usize) -> String {
     format!(
         "apiVersion: gateway.networking.k8s.io/v1
@@ -208,22 +164,4 @@ spec:
         );
     }
     text + "---\n"
-}
-
-/// A server of short and of long answers, over HTTP/1.1 and over HTTP/2.
-pub(super) fn nginx(scratch: &Path, name: &str) -> Result<String> {
-    let path = scratch.join(format!("{name}.conf"));
-    let scratch = scratch.display();
-    let text = format!(
-        "worker_processes 1; daemon off; error_log /dev/null; pid {scratch}/{name}.pid; user root;
-events {{ worker_connections 16384; }}
-http {{ access_log off; keepalive_requests 1000000000; sendfile on; http2_max_concurrent_streams 1024;
-  server {{
-    listen 8080 backlog=4096; listen 8081 http2 backlog=4096;
-    location / {{ return 200 \"hello world\\n\"; }}
-    location = /large {{ root {scratch}; }}
-  }} }}\n"
-    );
-    fs::write(&path, text)?;
-    Ok(path.display().to_string())
 }

@@ -1,21 +1,17 @@
-//! A plugin that touches headers, the same module at both: ours by a WasmPlugin, Envoy's by its filter on V8.
+//! Plugin that changes headers, the same module on both sides: a WasmPlugin in Ambit, the Wasm filter on V8 in Envoy.
 
 use std::{fs, path::Path};
 
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::{OURS, Step, table::Row, with_step};
+use super::side::OURS;
 
 /// Module that sets a header of each request, and adds one to each response.
 const MODULE: &str = include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
 const FILE: &str = "headers.wasm";
 
-pub(super) fn rows(envoy: &Path) -> Result<Vec<Row>> {
-    with_step(envoy, "plugin that touches headers", Step::Plugin)
-}
-
-/// Manifests for our waypoint; the module is put into the directory.
+/// Manifests for Ambit's waypoint; the module is written into the directory.
 pub(super) fn manifests(directory: &Path) -> Result<String> {
     let path = directory.join(FILE);
     fs::write(&path, wat::parse_str(MODULE)?)?;

@@ -1,11 +1,14 @@
-//! A waypoint that is replaced under load: what fails, and how long requests take meanwhile.
+//! Replacement of a waypoint's pods under load: failed requests, and latency meanwhile.
 
 use std::{collections::BTreeSet, path::Path, thread, time::Duration};
 
 use anyhow::{Result, anyhow};
 
 use super::{
-    Bench, ENVOY, Load, OURS, Side, Work, manifests,
+    lab::{Lab, Load},
+    manifests,
+    scenario::Scenario,
+    side::{ENVOY, OURS, Side},
     table::{Row, median},
 };
 use crate::load::HttpLoad;
@@ -14,16 +17,16 @@ use crate::load::HttpLoad;
 const LEAD: Duration = Duration::from_secs(2);
 /// Duration of the load; a rollout takes about half of it.
 const SECONDS: u32 = 20;
-/// Rollouts of each.
+/// Number of rollouts of each side.
 const ROUNDS: usize = 3;
 
 /// Compares both in turn: failed requests in all rollouts, and the 99th percentile of one.
 pub(super) fn compare(envoy: &Path) -> Result<Vec<Row>> {
-    let bench = Bench::up(envoy, Work::default())?;
+    let lab = Lab::up(envoy, Scenario::default())?;
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for revision in 1..=ROUNDS {
-        ours.push(roll(&bench, OURS, revision)?);
-        theirs.push(roll(&bench, ENVOY, revision)?);
+        ours.push(roll(&lab, OURS, revision)?);
+        theirs.push(roll(&lab, ENVOY, revision)?);
     }
     let failed = |all: &[HttpLoad]| all.iter().map(|load| load.errors).sum();
     let p99 = |all: &[HttpLoad]| {
@@ -36,15 +39,15 @@ pub(super) fn compare(envoy: &Path) -> Result<Vec<Row>> {
     ])
 }
 
-/// The load, and the rollout in it.
-fn roll(bench: &Bench, side: Side, revision: usize) -> Result<HttpLoad> {
-    let before = pods(bench, side)?;
+/// Rolls the waypoint out under load.
+fn roll(lab: &Lab, side: Side, revision: usize) -> Result<HttpLoad> {
+    let before = pods(lab, side)?;
     thread::scope(|scope| {
-        let load = scope.spawn(|| bench.send(side, Load::Http1(32), SECONDS));
+        let load = scope.spawn(|| lab.send(side, Load::Http1(32), SECONDS));
         thread::sleep(LEAD);
         let gateway = manifests::gateway(side, revision);
-        bench.rig.apply(&side.gateway(), &gateway)?;
-        bench.rig.until("the rollout is over", |status| {
+        lab.rig.apply(&side.gateway(), &gateway)?;
+        lab.rig.until("the rollout is over", |status| {
             let of_waypoint = status.pods.iter().filter(|pod| {
                 pod.namespace == side.name && pod.name.starts_with(&format!("{}-", side.name))
             });
@@ -59,8 +62,8 @@ fn roll(bench: &Bench, side: Side, revision: usize) -> Result<HttpLoad> {
 }
 
 /// Names of the waypoint's pods.
-fn pods(bench: &Bench, side: Side) -> Result<BTreeSet<String>> {
-    let status = bench.rig.until("pods are known", |_| true)?;
+fn pods(lab: &Lab, side: Side) -> Result<BTreeSet<String>> {
+    let status = lab.rig.until("pods are known", |_| true)?;
     let of_namespace = status
         .pods
         .into_iter()

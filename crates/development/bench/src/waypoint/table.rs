@@ -1,11 +1,20 @@
-//! The table: ours, Envoy's, and how many times better.
+//! Table of results: Ambit's, Envoy's, and the factor between them.
 
 use std::time::Duration;
 
 use comfy_table::{ContentArrangement, Table};
 
-use super::Figures;
 use crate::figure::Figure;
+
+/// Result of a load, and the waypoint's processor time a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LoadResult {
+    pub(super) requests_per_second: f64,
+    pub(super) median: Option<Duration>,
+    pub(super) p99: Option<Duration>,
+    /// Processor time, in seconds.
+    pub(super) cpu: f64,
+}
 
 /// Measurement of both systems.
 #[derive(Clone, Debug)]
@@ -84,10 +93,10 @@ impl Row {
         }
     }
 
-    /// The medians of the rounds.
-    pub(super) fn of(what: &str, ours: &[Figures], envoy: &[Figures]) -> Vec<Self> {
-        let both = |figure: &dyn Fn(&Figures) -> Option<f64>| {
-            let side = |figures: &[Figures]| median(figures.iter().filter_map(figure).collect());
+    /// Returns the rows with the medians of the rounds.
+    pub(super) fn of(what: &str, ours: &[LoadResult], envoy: &[LoadResult]) -> Vec<Self> {
+        let both = |figure: &dyn Fn(&LoadResult) -> Option<f64>| {
+            let side = |figures: &[LoadResult]| median(figures.iter().filter_map(figure).collect());
             Some((side(ours)?, side(envoy)?))
         };
         let micros = |duration: Duration| duration.as_secs_f64() * 1e6;
@@ -144,7 +153,7 @@ pub(super) fn median(mut figures: Vec<f64>) -> Option<f64> {
     figures.get(figures.len() / 2).copied()
 }
 
-/// A number; a dash where nothing can be divided by.
+/// Formats a number; a dash if it is not finite.
 fn of_finite(number: f64, digits: usize) -> String {
     if number.is_finite() {
         format!("{number:.digits$}")

@@ -1,15 +1,13 @@
-//! Tokens of requests, verified: ours by a RequestAuthentication and a policy that requires a request principal,
-//! Envoy's by its filter, which is configured to require a token.
-
-use std::path::Path;
+//! JWT verification: by a RequestAuthentication and a policy that requires a request principal in Ambit, by the JWT
+//! filter in Envoy.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::{OURS, Step, table::Row, with_step};
+use super::side::OURS;
 
 /// Tokens and the keys they are verified with.
-const MADE: &str = include_str!("../../../../dataplane/jwt/src/tests/pyjwt.json");
+const TEST_VECTORS: &str = include_str!("../../../../dataplane/jwt/src/tests/pyjwt.json");
 /// Issuer of the tokens, and their audience.
 const ISSUER: &str = "https://issuer.example";
 const AUDIENCE: &str = "shop";
@@ -22,7 +20,7 @@ pub(super) enum Algorithm {
 }
 
 impl Algorithm {
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Rs256 => "RS256",
             Self::Es256 => "ES256",
@@ -30,18 +28,8 @@ impl Algorithm {
     }
 }
 
-/// Returns the results for each algorithm.
-pub(super) fn rows(envoy: &Path) -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
-    for algorithm in [Algorithm::Rs256, Algorithm::Es256] {
-        let what = format!("token by {}", algorithm.name());
-        rows.extend(with_step(envoy, &what, Step::Token(algorithm))?);
-    }
-    Ok(rows)
-}
-
 fn made() -> Result<Value> {
-    Ok(serde_json::from_str(MADE)?)
+    Ok(serde_json::from_str(TEST_VECTORS)?)
 }
 
 fn key_set() -> Result<String> {
@@ -85,7 +73,7 @@ pub(super) fn arguments(algorithm: Algorithm) -> Result<Vec<String>> {
     Ok(vec!["-H".into(), format!("Authorization: Bearer {token}")])
 }
 
-/// Filter of Envoy.
+/// Configuration of Envoy's JWT filter.
 pub(super) fn verification() -> Result<Value> {
     Ok(json!({
         "providers": {"tokens": {

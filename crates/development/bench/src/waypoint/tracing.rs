@@ -1,29 +1,18 @@
-//! Requests that are traced: spans go to one collector, from ours by a Telemetry, from Envoy by its own tracer of
-//! OpenTelemetry's.
+//! Tracing: spans go to one collector, by a Telemetry in Ambit, by the OpenTelemetry tracer in Envoy.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{OURS, Step, manifests::provider, table::Row, with_step};
+use super::{servers::provider, side::OURS};
 
 /// Variable with the path of the collector's program.
 const COLLECTOR: &str = "AMBIT_BENCH_COLLECTOR";
 /// The namespace of the collector, and its name.
-pub(super) const PLACE: (&str, &str) = ("observability", "collector");
+pub(super) const NAMESPACED_NAME: (&str, &str) = ("observability", "collector");
 /// OTLP over gRPC.
 pub(super) const PORT: u16 = 4317;
-
-/// Returns the results with one request in a hundred traced, and with every one.
-pub(super) fn rows(envoy: &std::path::Path) -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
-    for percentage in [1, 100] {
-        let what = format!("traced {percentage} %");
-        rows.extend(with_step(envoy, &what, Step::Trace(percentage))?);
-    }
-    Ok(rows)
-}
 
 /// The collector, and its objects for our waypoint.
 pub(super) fn manifests(percentage: u32) -> Result<String> {
@@ -34,7 +23,7 @@ pub(super) fn manifests(percentage: u32) -> Result<String> {
         program.display()
     );
     let command = format!("sh, -c, {} > /dev/null", program.display());
-    let provider = provider(PLACE, &command, PORT, ("spans", "opentelemetry"));
+    let provider = provider(NAMESPACED_NAME, &command, PORT, ("spans", "opentelemetry"));
     let ours = OURS.name;
     Ok(format!(
         "{provider}apiVersion: telemetry.istio.io/v1
@@ -55,7 +44,7 @@ pub(super) fn tracer(percentage: u32) -> Value {
             "typed_config": {
                 "@type": "type.googleapis.com/envoy.config.trace.v3.OpenTelemetryConfig",
                 "service_name": "waypoint",
-                "grpc_service": {"envoy_grpc": {"cluster_name": PLACE.1}, "timeout": "10s"},
+                "grpc_service": {"envoy_grpc": {"cluster_name": NAMESPACED_NAME.1}, "timeout": "10s"},
             },
         },
     })

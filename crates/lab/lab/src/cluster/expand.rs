@@ -1,4 +1,4 @@
-//! The pods that the manifests ask for: bare ones, and those of Deployments.
+//! Desired pods of the manifests: bare ones, and those of Deployments.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -18,7 +18,7 @@ pub(super) struct DesiredDeployment {
     pub(super) key: ObjectKey,
     /// Name of the owner of the template's pods.
     pub(super) replica_set: String,
-    /// Pods of another template go when new ones are ready, not at once.
+    /// Whether pods of another template stay until new ones are ready.
     pub(super) rolling: bool,
 }
 
@@ -98,7 +98,7 @@ fn expand(key: &ObjectKey, deployment: &Deployment, pods: &mut BTreeMap<ObjectKe
     }
 }
 
-/// A number as Kubernetes writes hashes into names: no vowels, so no words.
+/// Formats a number like Kubernetes' hashes in names: without vowels, so that no words occur.
 fn name_of(mut number: u64, length: usize) -> String {
     const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
     let mut name = String::with_capacity(length);
@@ -110,7 +110,7 @@ fn name_of(mut number: u64, length: usize) -> String {
     name
 }
 
-/// FNV-1a: gives the same names in every run, which the standard hasher does not guarantee.
+/// Hashes with FNV-1a, which gives the same names in every run; the standard hasher does not.
 fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

@@ -1,4 +1,4 @@
-//! The objects, and parts of objects, that the lab adds to the manifests.
+//! Objects, and parts of objects, that the lab adds to the manifests.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use super::{
 };
 
 /// Kinds of objects that decide the scopes of policies.
-pub(super) const POLICIES_HANG_ON: [Kind; 9] = [
+pub(super) const POLICY_SCOPE_KINDS: [Kind; 9] = [
     Kind::Namespace,
     Kind::Pod,
     Kind::Service,
@@ -23,7 +23,7 @@ pub(super) const POLICIES_HANG_ON: [Kind; 9] = [
     Kind::PeerAuthentication,
 ];
 
-/// An object of one of these kinds in the form of a manifest.
+/// Returns an object of one of these kinds as a manifest.
 pub(super) fn of_policies(object: &Object) -> Option<Value> {
     let value = match object {
         Object::Namespace(object) => serde_json::to_value(&**object),
@@ -42,7 +42,7 @@ pub(super) fn of_policies(object: &Object) -> Option<Value> {
     Some(value)
 }
 
-/// Removes members that are null: the manifest of an object leaves out what the object does not set.
+/// Removes null members, which manifests omit.
 fn leave_out_nulls(value: &mut Value) {
     match value {
         Value::Object(members) => {
@@ -77,7 +77,7 @@ pub(super) fn namespace(name: &str) -> Value {
     })
 }
 
-/// The addresses of a service: laid over the manifest's, or in an object that is in no manifest.
+/// Returns the addresses of a service, to be merged into its manifest, or a complete object if it has no manifest.
 pub(super) fn service(key: &ObjectKey, whole: Option<Value>, ips: &[IpAddr]) -> Value {
     let texts: Vec<_> = ips.iter().map(ToString::to_string).collect();
     let families: Vec<_> = ips
@@ -143,12 +143,12 @@ pub(super) fn refused_gateway(key: &ObjectKey, problem: &Problem) -> Value {
     })
 }
 
-/// The condition of a Gateway that is of no use as it is written.
+/// Condition of an invalid Gateway.
 pub(super) fn not_accepted(problem: &Problem) -> Value {
     condition("Accepted", problem.reason, &problem.why)
 }
 
-/// The condition of a Gateway that requests an autoscaler.
+/// Condition of a Gateway that requests an autoscaler.
 pub(super) fn no_autoscaler() -> Value {
     condition(
         "ambit.io/Autoscaled",
@@ -161,7 +161,7 @@ fn condition(name: &str, reason: &str, message: &str) -> Value {
     json!({"type": name, "status": "False", "reason": reason, "message": message})
 }
 
-/// Puts a condition in place of what has its type, or adds it.
+/// Replaces the condition of the same type, or adds it.
 pub(super) fn set_condition(object: &mut Value, condition: Value) {
     let conditions = object.pointer_mut("/status/conditions");
     if let Some(conditions) = conditions.and_then(Value::as_array_mut) {

@@ -1,4 +1,4 @@
-//! A pod that runs or is to run, and its observed state.
+//! Pods that run or should run, and their observed state.
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
@@ -11,7 +11,7 @@ pub(crate) struct PodPlan {
     pub(crate) uid: String,
     pub(crate) node: String,
     pub(crate) pod: Arc<Pod>,
-    /// The lab made the object, for this Deployment; it is not in the manifests.
+    /// Deployment for which the lab created the object; `None` if the object is in the manifests.
     pub(crate) deployment: Option<ObjectKey>,
 }
 
@@ -174,4 +174,11 @@ impl fmt::Display for ContainerState {
             Self::Exited(code) => write!(f, "exited with {code}"),
         }
     }
+}
+
+/// Pod of the cluster and the state that its runner reported.
+pub(super) struct PodRecord {
+    pub(super) plan: PodPlan,
+    pub(super) observed: Observed,
+    pub(super) terminating: bool,
 }

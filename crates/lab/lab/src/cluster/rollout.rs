@@ -1,11 +1,11 @@
-//! How a Deployment's pods follow its template: new pods start at once beside those of the earlier template, and
-//! one of these goes whenever a new one is ready.
+//! Rollout of a Deployment after a change of its template: new pods start at once beside those of the earlier template,
+//! and one of these stops whenever a new one is ready.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use ambit_k8s_api::ObjectKey;
 
-use super::{Record, expand::Desired};
+use super::{expand::Desired, pod::PodRecord};
 
 /// The progress of a Deployment.
 struct Progress<'a> {
@@ -14,9 +14,9 @@ struct Progress<'a> {
     ready: usize,
 }
 
-/// Undesired pods that stay until others are ready in their place.
+/// Returns the undesired pods that stay until their replacements are ready.
 pub(super) fn staying(
-    pods: &BTreeMap<ObjectKey, Record>,
+    pods: &BTreeMap<ObjectKey, PodRecord>,
     desired: &BTreeMap<ObjectKey, Desired>,
 ) -> BTreeSet<ObjectKey> {
     let mut rollouts: BTreeMap<&ObjectKey, Progress<'_>> = BTreeMap::new();
@@ -30,7 +30,7 @@ pub(super) fn staying(
             ready: 0,
         });
         progress.desired += 1;
-        let is_ready = |record: &Record| !record.terminating && record.observed.is_ready();
+        let is_ready = |record: &PodRecord| !record.terminating && record.observed.is_ready();
         progress.ready += usize::from(pods.get(key).is_some_and(is_ready));
     }
     let mut old: Vec<_> = pods

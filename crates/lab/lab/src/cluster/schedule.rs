@@ -1,4 +1,4 @@
-//! The scheduler: chooses the node of a pod.
+//! Scheduler: chooses the node of a pod.
 
 use std::{collections::BTreeMap, net::IpAddr};
 

@@ -30,7 +30,7 @@ pub(crate) struct PortView {
     pub(crate) targets: Vec<(IpAddr, u16)>,
 }
 
-/// The addresses of a service: those it names, those it had, or new ones.
+/// Returns the addresses of a service: those in its manifest, its earlier ones, or new ones.
 pub(super) fn addresses(
     service: &Service,
     plan: AddressPlan,
@@ -67,7 +67,7 @@ pub(super) fn addresses(
     fresh
 }
 
-/// The current service; `None` when it can have neither addresses nor endpoints.
+/// Returns the current state of the service; `None` for a service without addresses and endpoints.
 pub(super) fn view(
     key: &ObjectKey,
     service: &Service,
@@ -141,7 +141,7 @@ fn target_port(port: &ServicePort, number: u16, plan: &PodPlan) -> Option<u16> {
     }
 }
 
-/// A port by number, or by the name it has in some container.
+/// Resolves a port by number, or by its name in a container.
 pub(crate) fn container_port(port: &IntOrString, plan: &PodPlan) -> Option<u16> {
     match port {
         IntOrString::Int(number) => u16::try_from(*number).ok(),

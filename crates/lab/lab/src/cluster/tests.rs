@@ -1,4 +1,4 @@
-//! The cluster's decisions, event by event.
+//! Effects of the cluster for each event.
 
 use ambit_k8s_api::Object;
 use ambit_manifests::Origin;
@@ -129,7 +129,7 @@ fn another_template_replaces_pods_and_another_count_does_not() {
 }
 
 #[test]
-fn a_pod_of_an_earlier_template_goes_when_one_is_ready_in_its_place() {
+fn old_pods_stop_when_their_replacements_are_ready() {
     let mut cluster = cluster(1);
     let first = cluster.apply(Event::Manifests(vec![applied(deployment(2, "web"))]));
     for plan in started(&first) {
@@ -176,7 +176,7 @@ fn a_bare_pod_keeps_running_when_its_labels_change() {
 }
 
 #[test]
-fn what_the_lab_adds_to_a_bare_pod_does_not_make_it_exist() {
+fn overlays_alone_do_not_create_pods() {
     let mut cluster = cluster(1);
     let pod = json!({"kind": "Pod", "metadata": {"name": "a"}, "spec": {"containers": []}});
     let effects = cluster.apply(Event::Manifests(vec![applied(pod)]));
@@ -242,7 +242,7 @@ fn a_service_gets_the_families_it_asks_for_and_keeps_its_addresses() {
 }
 
 #[test]
-fn a_pod_no_node_can_take_is_a_problem_with_a_name() {
+fn unschedulable_pods_are_reported_by_name() {
     let mut cluster = cluster(1);
     let pod = json!({"kind": "Pod", "metadata": {"name": "a"},
         "spec": {"nodeName": "node-9", "containers": []}});
@@ -323,7 +323,7 @@ fn a_gateway_makes_a_waypoint_that_runs_behind_a_service() {
 }
 
 #[test]
-fn a_waypoint_follows_its_gateway_and_goes_with_it() {
+fn waypoint_follows_its_gateway_until_deletion() {
     let mut cluster = cluster(2);
     cluster.apply(Event::Manifests(vec![applied(gateway(json!({})))]));
     let two = json!({"ambit.io/waypoint-replicas": "2"});

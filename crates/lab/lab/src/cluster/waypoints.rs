@@ -1,4 +1,4 @@
-//! The objects that Gateways of the manifests are served by, as the control plane makes them on a cluster.
+//! Objects of waypoints for the Gateways of the manifests, as the control plane generates them on a cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,22 +11,23 @@ use ambit_waypoint_objects::{
 };
 use serde_json::{Value, json};
 
-use super::SYSTEM;
+/// Namespace of the mesh's own pods.
+pub(crate) const SYSTEM_NAMESPACE: &str = "istio-system";
 
 /// Objects that are generated for Gateways.
 pub(super) struct Waypoints {
     settings: Option<Settings>,
     /// Objects by key.
-    pub(super) made: BTreeMap<ObjectKey, Made>,
+    pub(super) made: BTreeMap<ObjectKey, GeneratedObject>,
     /// Gateways with a waypoint.
     pub(super) gateways: BTreeSet<ObjectKey>,
-    /// Gateways that have none as they are written now, and why. Some have one as they were written before.
+    /// Gateways whose current spec has no waypoint, with the reason. Some keep the waypoint of an earlier spec.
     pub(super) problems: BTreeMap<ObjectKey, Problem>,
     /// Gateways that request an autoscaler, which a lab does not have.
     pub(super) autoscaled: BTreeSet<ObjectKey>,
 }
 
-/// Why a Gateway cannot have a waypoint.
+/// Reason why a Gateway cannot have a waypoint.
 pub(super) struct Problem {
     /// The condition's reason.
     pub(super) reason: &'static str,
@@ -35,7 +36,7 @@ pub(super) struct Problem {
 
 /// One object of a Gateway.
 #[derive(Clone)]
-pub(super) struct Made {
+pub(super) struct GeneratedObject {
     /// Gateway that the object was generated for.
     gateway: ObjectKey,
     pub(super) object: Object,
@@ -114,7 +115,7 @@ impl Waypoints {
 
 /// The ConfigMaps of the manifests.
 fn config_maps(objects: &BTreeMap<ObjectKey, Object>) -> ConfigMaps {
-    let mut maps = ConfigMaps::new(SYSTEM);
+    let mut maps = ConfigMaps::new(SYSTEM_NAMESPACE);
     for (key, object) in objects {
         if let Object::ConfigMap(map) = object {
             maps.set(&key.namespace, &key.name, Some(Parameters::of(map)));
@@ -125,7 +126,7 @@ fn config_maps(objects: &BTreeMap<ObjectKey, Object>) -> ConfigMaps {
 
 /// A waypoint of a Gateway.
 struct Waypoint {
-    objects: Vec<(ObjectKey, Made)>,
+    objects: Vec<(ObjectKey, GeneratedObject)>,
     is_autoscaled: bool,
 }
 
@@ -171,7 +172,7 @@ fn make(
             key.namespace.clone(),
             gateway.metadata.name.as_deref().unwrap_or_default(),
         );
-        let made_for_it = Made {
+        let made_for_it = GeneratedObject {
             gateway,
             object,
             manifest,

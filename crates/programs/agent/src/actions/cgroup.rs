@@ -1,11 +1,11 @@
-//! Kubelet's cgroup on the node, as the kernel numbers it.
+//! Number of kubelet's cgroup on the node.
 
 use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
 
 use ambit_netplan::Cgroup;
 
-/// Finds a cgroup by its path in the node's hierarchy of version 2; `None` if it is not there. `proc` is where
-/// the node's processes are seen.
+/// Finds a cgroup by its path in the node's cgroup v2 hierarchy; `None` if it does not exist. `proc` is the node's
+/// procfs.
 pub(super) fn find(proc: &Path, path: &str) -> Option<Cgroup> {
     let mounted = proc.join("1/root/sys/fs/cgroup");
     // Beside hierarchies of version 1, that of version 2 has a directory of its own.

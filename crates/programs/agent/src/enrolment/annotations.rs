@@ -1,17 +1,17 @@
-//! What a pod's annotations change about its redirection.
+//! Annotations of a pod that change its redirection.
 
 use ambit_netplan::{RedirectionSpec, SpecError};
 
 use crate::source::Labels;
 
-/// Annotation: leave plaintext from outside alone.
+/// Annotation that exempts inbound plaintext from redirection.
 const BYPASS_INBOUND: &str = "ambient.istio.io/bypass-inbound-capture";
 /// Annotation that enables or disables DNS capture in the proxy.
 const DNS_CAPTURE: &str = "ambient.istio.io/dns-capture";
-/// Annotation: interfaces whose arriving connections count as the pod's own.
+/// Annotation with interfaces whose arriving connections count as outbound connections of the pod.
 const VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
 
-/// An annotation that cannot be followed.
+/// Error of an invalid annotation.
 #[derive(Debug, thiserror::Error)]
 #[error("its annotations require impossible redirection: {0}")]
 pub struct AnnotationError(#[from] SpecError);
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_interface_is_an_error_that_names_it() {
+    fn invalid_interface_is_named_in_the_error() {
         let error = spec(&[(VIRTUAL_INTERFACES, "a b")]).unwrap_err();
         assert!(error.to_string().contains("a b"));
     }

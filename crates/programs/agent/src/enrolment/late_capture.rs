@@ -1,27 +1,27 @@
 //! Late captures: pods of the mesh that started before they were captured.
 //!
-//! A pod of the mesh starts only when it is captured: the plugin waits. Where the plugin was not called (its
+//! A pod of the mesh starts only when it is captured, since the plugin waits. If the plugin was not called (its
 //! configuration was deleted before a boot) or could not know (the pod opted in by its own label while the agent was
-//! away), the pod starts without. It is captured as soon as it is found, but what it has opened before, and what was
-//! opened to it, is in plaintext, without identity and policy. Such a pod must not have had any of these connections,
-//! so they are closed when its capture is in place.
+//! unavailable), the pod starts uncaptured. It is captured as soon as it is found, but its connections from before, in
+//! both directions, are plaintext without identity and policy. They violate the pod's policies, so they are closed when
+//! its capture is in place.
 //!
-//! A pod that was labelled while it ran is another matter: its connections go on (hitless). The two must
-//! never be taken for each other, so a capture counts as late only where it is certain that the pod
-//! belonged to the mesh before its sandbox was made, and an agent was there on the node:
-//! - this agent heard of the pod before the pod had an address, and it belonged then and ever since;
-//! - it had been captured, in another sandbox than the one that is found now: by us, or according to its annotation at
-//!   our start;
-//! - the agent before us did not know the pod, and it belonged by its own label as it was created, or by
-//!   the labels of its namespace that the agent before us has recorded. Its labels must be as they were
-//!   created ([`PodView::unchanged`]).
+//! A pod that was labelled while it ran differs: its connections continue (hitless). The two cases must never be
+//! confused, so a capture counts as late only if the pod certainly belonged to the mesh before its sandbox was created,
+//! and an agent ran on the node:
+//! - this agent observed the pod before the pod had an address, and the pod has belonged to the mesh ever since;
+//! - the pod was captured in another sandbox than the current one: by this agent, or according to its annotation at
+//!   this agent's start;
+//! - the previous agent did not know the pod, and the pod belonged to the mesh by its own label at its creation, or by
+//!   the labels of its namespace that the previous agent recorded. Its labels must be unchanged since its creation
+//!   ([`PodView::unchanged`]).
 //!
-//! In every other case the order is not known, and its connections are kept and listed. They are also kept where any
-//! redirection is found in the sandbox, ours or that of another agent: then the pod has been captured before.
+//! In every other case the order is unknown, and its connections are kept and listed. They are also kept if any
+//! redirection is found in the sandbox, of this or of another agent: then the pod was captured before.
 
 use ambit_zds::PodUid;
 
-use super::{Enrolment, Goal};
+use super::{Enrolment, pod::Goal};
 use crate::source::{Labels, PodView, Record, Status};
 
 impl<N: Clone + PartialEq> Enrolment<N> {
@@ -61,7 +61,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         }
     }
 
-    /// A pod that has been seen outside the mesh joins it while it runs.
+    /// Clears the mark of a pod that was observed outside the mesh, since it joins while it runs.
     pub(super) fn forget_lateness_outside(&mut self, uid: &PodUid) {
         let outside = |pod: &super::Pod<N>| matches!(self.goal(pod), Ok(Goal::Out));
         if self.pods.get(uid).is_some_and(outside)

@@ -1,4 +1,4 @@
-//! One pod: what is known to stand for it, and which step comes next.
+//! State of one pod, and its next step.
 
 use std::{
     net::IpAddr,
@@ -9,12 +9,12 @@ use ambit_netplan::RedirectionSpec;
 use ambit_zds::WorkloadInfo;
 
 use super::{
-    ProbeStep, ProbeTargets, ProxyStep, RedirectionStep, RequestId, Status, Step, StepId,
-    WriteStatus,
+    call::RequestId,
+    step::{ProbeStep, ProbeTargets, ProxyStep, RedirectionStep, Step, StepId, WriteStatus},
 };
-use crate::source::PodView;
+use crate::source::{PodView, Status};
 
-/// First and longest wait after a failed step.
+/// Initial and maximum delay after a failed step.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
 
 /// Time for which listeners stay after the redirection of an unenrolled pod was removed, until other proxies learn that
@@ -48,7 +48,7 @@ pub(super) struct Busy<N> {
     pub(super) step: Step<N>,
 }
 
-/// The last step failed.
+/// Failure of the last step.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
     pub(super) retry_at: Instant,
@@ -86,7 +86,7 @@ pub(super) struct Pod<N> {
     /// Whether a proxy may serve the pod in any namespace: announced, successfully or not, and not withdrawn.
     pub(super) maybe_served: bool,
     pub(super) rules: Rules,
-    /// `rules` are to be looked at if the next scan finds the pod alive.
+    /// Whether to verify `rules` if the next scan finds the pod alive.
     pub(super) look_if_alive: bool,
     /// Addresses and ports whose probes are exempt; without addresses, unknown.
     pub(super) probes: Option<ProbeTargets>,
@@ -153,7 +153,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         }
     }
 
-    /// The pod lives in this namespace. Redirection in another one does not count.
+    /// Sets the pod's network namespace. Redirection in another one does not count.
     pub(super) fn set_netns(&mut self, netns: N, now: Instant) {
         self.suspect = None;
         if self.netns.as_ref() == Some(&netns) {
@@ -203,7 +203,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         }
     }
 
-    /// The next step towards `goal`, if no step is in flight.
+    /// Returns the next step towards `goal`, if no step is in flight.
     pub(super) fn next(&self, goal: &Goal, now: Instant) -> Next<N> {
         if let Some(failure) = &self.failure {
             // Peers send plaintext to a pod that is not called captured. One whose redirection has been put
@@ -254,7 +254,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         Next::Settled
     }
 
-    /// Rules go before listeners.
+    /// Returns the next step of unenrolment; rules are removed before listeners.
     fn next_out(&self, now: Instant) -> Next<N> {
         if let (Some(netns), true) = (&self.netns, self.rules != Rules::None) {
             return Next::Step(Step::Redirection(RedirectionStep::Release {
@@ -321,7 +321,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         }
     }
 
-    /// A step has succeeded.
+    /// Records a step that succeeded.
     pub(super) fn done(&mut self, step: Step<N>, now: Instant) {
         match (&step, &mut self.failure) {
             (Step::Status(write), Some(failure)) if write.status == Status::Pending => {
@@ -362,7 +362,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         }
     }
 
-    /// A step has failed; it is tried again later, each time later than before.
+    /// Records a failed step, which is retried with increasing delay.
     pub(super) fn failed(&mut self, step: &Step<N>, text: String, now: Instant) {
         // What failed half way is not known any more.
         match step {

@@ -1,12 +1,18 @@
-//! What is reported of pods to people.
+//! Reports on pods for operators.
 
 use ambit_k8s_api::enablement::Verdict;
 
-use super::{Enrolment, Goal, Labels, Pod, Rules};
-use crate::report::{PodReport, PodState};
+use super::{
+    Enrolment,
+    pod::{Goal, Pod, Rules},
+};
+use crate::{
+    report::{PodReport, PodState},
+    source::Labels,
+};
 
 impl<N: Clone + PartialEq> Enrolment<N> {
-    /// State of every pod; `inode` is that of a namespace.
+    /// Reports the state of every pod; `inode` returns the inode of a namespace.
     pub fn reports(&self, inode: impl Fn(&N) -> u64) -> Vec<PodReport> {
         let pods = self.pods.values().filter(|pod| !pod.gone);
         pods.map(|pod| self.report(pod, &inode)).collect()

@@ -1,90 +1,22 @@
-//! Calls of the plugin: waiting for the pod to be known, and for its capture to stand.
+//! Calls of the plugin, which wait until their pod is known, and then until it is captured.
 
-use std::{
-    net::IpAddr,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use ambit_model::ArcStr;
 use ambit_zds::PodUid;
 
-use super::{Effect, Enrolment, Goal, RequestId};
+use super::{
+    Enrolment,
+    call::{CniAdd, Reply, RequestId, WhichPod},
+    event::Effect,
+    parked::Parked,
+    pod::Goal,
+};
 
 /// Timeout for the source to send the pod of a call. Less than the five seconds after which an Istio plugin gives up.
-const KNOWN_WITHIN: Duration = Duration::from_secs(4);
+const POD_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Maximum concurrent waiting calls; kubelet starts far fewer pods in parallel.
 const MAX_PARKED: usize = 1024;
-
-/// A pod as the runtime names it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WhichPod {
-    /// Namespace of the pod.
-    pub namespace: ArcStr,
-    /// Name of the pod.
-    pub name: ArcStr,
-    /// UID of the pod, if the runtime sent it.
-    pub uid: Option<PodUid>,
-}
-
-/// A pod that is being started.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CniAdd<N> {
-    /// Pod that is to be captured.
-    pub pod: WhichPod,
-    /// Network namespace of the pod.
-    pub netns: N,
-    /// Addresses from the previous plugins; may be empty.
-    pub addresses: Vec<IpAddr>,
-}
-
-/// Response to a plugin call.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
-    /// Redirection, listeners and probe exemption are in place.
-    Done,
-    /// The pod belongs to the mesh, or does not.
-    Member(bool),
-    /// Temporary failure; a retry may succeed.
-    TryLater(String),
-    /// A step failed.
-    Failed(String),
-    /// The request is refused.
-    Refused(String),
-}
-
-/// A call that waits for its pod to be known.
-#[derive(Clone, Debug)]
-pub(super) enum Parked<N> {
-    CniAdd(CniAdd<N>),
-    IsMember(WhichPod),
-}
-
-impl<N> Parked<N> {
-    fn which(&self) -> &WhichPod {
-        match self {
-            Self::CniAdd(add) => &add.pod,
-            Self::IsMember(which) => which,
-        }
-    }
-}
-
-#[derive(Debug)]
-pub(super) struct Requests<N> {
-    parked: Vec<(RequestId, Instant, Parked<N>)>,
-}
-
-impl<N> Default for Requests<N> {
-    fn default() -> Self {
-        Self { parked: Vec::new() }
-    }
-}
-
-impl<N> Requests<N> {
-    pub(super) fn deadline(&self) -> Option<Instant> {
-        self.parked.iter().map(|(_, until, _)| *until).min()
-    }
-}
 
 impl<N: Clone + PartialEq> Enrolment<N> {
     pub(super) fn on_cni_add(
@@ -104,24 +36,22 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         now: Instant,
         effects: &mut Vec<Effect<N>>,
     ) {
-        if self.requests.parked.len() >= MAX_PARKED {
+        if self.parked.calls.len() >= MAX_PARKED {
             let text = "too many calls wait already".to_owned();
             effects.push(Effect::Answer(request, Reply::TryLater(text)));
             return;
         }
-        self.requests
-            .parked
-            .push((request, now + KNOWN_WITHIN, call));
+        self.parked.calls.push((request, now + POD_TIMEOUT, call));
         self.settle_parked(now, effects);
     }
 
     /// Resumes calls whose pod is known now, and ends timed-out ones.
     pub(super) fn settle_parked(&mut self, now: Instant, effects: &mut Vec<Effect<N>>) {
         if self.synced {
-            for (request, until, call) in std::mem::take(&mut self.requests.parked) {
+            for (request, until, call) in std::mem::take(&mut self.parked.calls) {
                 match self.find(call.which()) {
                     Some(uid) => self.take_up(request, &uid, call, now, effects),
-                    None => self.requests.parked.push((request, until, call)),
+                    None => self.parked.calls.push((request, until, call)),
                 }
             }
         }
@@ -129,9 +59,9 @@ impl<N: Clone + PartialEq> Enrolment<N> {
     }
 
     pub(super) fn expire_parked(&mut self, now: Instant, effects: &mut Vec<Effect<N>>) {
-        for (request, until, call) in std::mem::take(&mut self.requests.parked) {
+        for (request, until, call) in std::mem::take(&mut self.parked.calls) {
             if until > now {
-                self.requests.parked.push((request, until, call));
+                self.parked.calls.push((request, until, call));
                 continue;
             }
             let WhichPod {
@@ -142,7 +72,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
                 // pods outside the mesh must not wait.
                 Parked::IsMember(_) if self.is_outside(namespace) => Reply::Member(false),
                 _ if self.synced => Reply::TryLater(format!(
-                    "pod {namespace}/{name} is not known on this node after {KNOWN_WITHIN:?}"
+                    "pod {namespace}/{name} is not known on this node after {POD_TIMEOUT:?}"
                 )),
                 _ => Reply::TryLater("the agent does not know the node's pods yet".to_owned()),
             };

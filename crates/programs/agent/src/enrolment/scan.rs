@@ -1,78 +1,16 @@
-//! Scans of /proc for network namespaces: their times, their pods, and their results.
+//! Scans of /proc for network namespaces: their pods and their results.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, time::Instant};
 
 use ambit_zds::PodUid;
 
-use super::{Effect, Enrolment, Goal, Rules, ScanTarget};
+use super::{
+    Enrolment,
+    event::{Effect, ScanTarget},
+    pod::{Goal, Rules},
+    scan_schedule::PAUSE,
+};
 use crate::source::{PodView, Status};
-
-/// First and longest pause between scans while pods are missing.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-
-/// One scan runs at a time, for all pods that want one.
-#[derive(Debug)]
-pub(super) struct Scanning {
-    running_since: Option<Instant>,
-    /// Time of the next scan.
-    due: Option<Instant>,
-    pause: Duration,
-    initial_done: bool,
-}
-
-impl Default for Scanning {
-    fn default() -> Self {
-        Self {
-            running_since: None,
-            due: None,
-            pause: PAUSE.0,
-            initial_done: false,
-        }
-    }
-}
-
-impl Scanning {
-    pub(super) fn initial_done(&self) -> bool {
-        self.initial_done
-    }
-
-    pub(super) fn deadline(&self) -> Option<Instant> {
-        self.due.filter(|_| self.running_since.is_none())
-    }
-
-    /// Requests a scan.
-    pub(super) fn want(&mut self, now: Instant) {
-        self.due = Some(now);
-    }
-
-    /// A pod's namespace is missing: scan now if the last scan is old enough, else when due.
-    pub(super) fn want_missing(&mut self, now: Instant) {
-        if self.due.is_none() && self.running_since.is_none() {
-            self.due = Some(now);
-        }
-    }
-
-    /// Schedules the next scan after a failure, with increasing delay.
-    pub(super) fn failed(&mut self, now: Instant) {
-        self.running_since = None;
-        self.scan_after_pause(now);
-    }
-
-    fn scan_after_pause(&mut self, now: Instant) {
-        let due = now + self.pause;
-        self.pause = (self.pause * 2).min(PAUSE.1);
-        self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
-    }
-
-    /// Schedules a scan now and soon after, since something has changed.
-    pub(super) fn hasten(&mut self, now: Instant) {
-        self.pause = PAUSE.0;
-        self.want(now);
-    }
-}
 
 impl<N: Clone + PartialEq> Enrolment<N> {
     pub(super) fn scan_if_due(&mut self, now: Instant, effects: &mut Vec<Effect<N>>) {
@@ -194,7 +132,8 @@ impl<N: Clone + PartialEq> Enrolment<N> {
     }
 }
 
-/// Pods in the node's own namespace are never looked for, ended ones have no processes.
+/// Whether a scan can find the pod: pods of the node's network namespace are never searched, and ended pods have no
+/// processes.
 fn could_be_found(view: &PodView) -> bool {
     !view.host_network && !view.terminal
 }

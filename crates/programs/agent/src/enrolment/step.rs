@@ -1,5 +1,5 @@
-//! The steps that bring a pod in and take it out: one enum for each kind of work, since each kind has an
-//! executor of its own (`process/executor.rs`).
+//! Steps that enrol and unenrol a pod: one enum for each kind of work, since each kind has an executor of its own
+//! (`process/executor.rs`).
 
 use std::net::IpAddr;
 
@@ -7,12 +7,16 @@ use ambit_model::PodName;
 use ambit_netplan::{ProbePorts, RedirectionSpec};
 use ambit_zds::WorkloadInfo;
 
-use super::Status;
+use crate::source::Status;
+
+/// Id that matches an outcome to its step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StepId(pub(super) u64);
 
 /// One step for one pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step<N> {
-    /// Through the node proxies.
+    /// Step of the node proxies.
     Proxy(ProxyStep<N>),
     /// Step in the pod's network namespace.
     Redirection(RedirectionStep<N>),

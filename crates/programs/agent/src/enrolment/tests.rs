@@ -1,10 +1,16 @@
-//! The machine against a kernel made of records: every order of events, every step failing.
+//! The state machine against a simulated kernel: every order of events, every step failing.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    net::IpAddr,
+    time::Duration,
+};
 
+use ambit_model::PodName;
 use proptest::prelude::*;
 
 use super::*;
+use crate::source::Status;
 
 mod late_capture;
 mod reports;
@@ -98,7 +104,7 @@ impl World {
         }
     }
 
-    /// A namespace `shop` with these labels, these pods in it, all sent at the start.
+    /// A namespace `shop` with these labels and pods, all sent at the start.
     fn started(namespace: &[(&str, &str)], pods: Vec<PodView>) -> Self {
         let mut world = Self::new();
         world.namespace(namespace);
@@ -282,7 +288,7 @@ impl World {
 }
 
 #[test]
-fn a_starting_pod_gets_listeners_rules_probes_and_only_then_an_answer() {
+fn plugin_gets_its_response_after_listeners_rules_and_probes() {
     let mut world = World::started(AMBIENT, vec![pod("web", "")]);
     world.take_log();
     world.cni_add(1, "web", 7, "10.0.0.7");
@@ -337,7 +343,7 @@ fn running_pod_joins_and_leaves_with_its_namespaces_label() {
 }
 
 #[test]
-fn a_pods_own_label_takes_it_out_and_brings_it_in() {
+fn pods_own_label_decides_about_enrolment() {
     let mut out = pod("web", "10.0.0.7");
     out.labels = labels(NONE);
     let mut world = World::started(AMBIENT, vec![out.clone()]);
@@ -355,7 +361,7 @@ fn a_pods_own_label_takes_it_out_and_brings_it_in() {
 }
 
 #[test]
-fn pods_in_the_nodes_namespace_are_left_alone() {
+fn host_network_pods_are_not_captured() {
     let mut host = pod("web", "10.0.0.7");
     host.host_network = true;
     let mut world = World::started(AMBIENT, vec![host]);
@@ -472,7 +478,7 @@ fn a_proxy_that_is_away_is_worth_another_try_and_bad_rules_are_not() {
 }
 
 #[test]
-fn a_running_pod_that_cannot_be_captured_is_pending_and_tried_again() {
+fn failed_capture_of_a_running_pod_is_pending_and_retried() {
     for failing in ["announce", "apply", "probe"] {
         let mut world = World::started(&[], vec![pod("web", "10.0.0.7")]);
         world.running.insert("web".into(), 7);
@@ -493,7 +499,7 @@ fn a_running_pod_that_cannot_be_captured_is_pending_and_tried_again() {
 }
 
 #[test]
-fn what_failed_for_want_of_a_proxy_is_done_as_soon_as_one_comes() {
+fn steps_that_lacked_a_proxy_are_retried_when_one_connects() {
     let mut world = World::started(&[], vec![pod("web", "10.0.0.7")]);
     world.running.insert("web".into(), 7);
     world.failing = Some("announce");
@@ -539,7 +545,7 @@ fn a_new_sandbox_that_cannot_be_captured_is_not_called_captured() {
 }
 
 #[test]
-fn a_status_that_cannot_be_written_is_tried_again_without_hurry() {
+fn failed_status_writes_are_retried_with_delay() {
     for failing in ["status enabled", "status pending"] {
         let mut world = World::started(AMBIENT, vec![pod("web", "")]);
         world.failing = Some(failing);
@@ -629,7 +635,7 @@ fn ended_sandbox_of_a_deleted_pod_is_not_repaired() {
 }
 
 #[test]
-fn a_pod_that_ends_or_is_deleted_leaves_nothing() {
+fn ended_and_deleted_pods_leave_no_state() {
     let ended = PodView {
         terminal: true,
         addresses: vec![],
@@ -699,7 +705,7 @@ fn a_restarted_agent_finds_pods_and_keeps_their_redirection() {
 }
 
 #[test]
-fn proxies_are_let_in_only_after_the_pods_found_are_announced() {
+fn proxies_connect_only_after_found_pods_are_announced() {
     let mut world = World::new();
     world.running.insert("web".into(), 7);
     world.namespace(AMBIENT);
@@ -728,7 +734,7 @@ fn proxies_are_let_in_only_after_the_pods_found_are_announced() {
 }
 
 #[test]
-fn what_an_agent_before_us_left_in_a_pod_outside_the_mesh_is_taken_away() {
+fn earlier_agents_redirection_outside_the_mesh_is_removed() {
     let mut world = World::new();
     world.running.insert("web".into(), 7);
     world.rules.insert(7);
@@ -741,7 +747,7 @@ fn what_an_agent_before_us_left_in_a_pod_outside_the_mesh_is_taken_away() {
 }
 
 #[test]
-fn a_pod_that_left_while_no_agent_looked_is_served_until_all_others_know() {
+fn pod_that_left_without_an_agent_is_still_served_for_a_while() {
     let mut world = World::new();
     world.running.insert("web".into(), 7);
     world.rules.insert(7);
@@ -783,7 +789,7 @@ fn network_namespace_changed_without_the_plugin_counts_at_second_look() {
 }
 
 #[test]
-fn a_pod_that_cannot_be_found_is_looked_for_again_and_found() {
+fn pods_that_were_not_found_are_searched_again() {
     let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
     world.pass(Duration::from_secs(600));
     let scans = world.take_log().len();
@@ -851,7 +857,7 @@ fn the_plugins_addresses_hold_until_the_status_has_new_ones() {
 }
 
 #[test]
-fn membership_is_answered_by_labels() {
+fn membership_queries_are_decided_by_labels() {
     let mut out = pod("out", "");
     out.labels = labels(NONE);
     let mut world = World::started(AMBIENT, vec![pod("web", ""), out]);

@@ -1,4 +1,4 @@
-//! Asks the API server for our `DaemonSet` and node, when this agent begins and when it ends.
+//! Lookup of Ambit's `DaemonSet` and of the node at the API server, at the agent's start and end.
 
 use std::{path::Path, time::Duration};
 
@@ -9,8 +9,7 @@ use kube::Api;
 
 use super::uninstall::Lookup;
 
-/// Tries, each as long, before the API server counts as unreachable: well within the time a pod has to
-/// end.
+/// Timeouts of the attempts after which the API server counts as unreachable, well within a pod's grace period.
 const TRIES: (u32, Duration) = (3, Duration::from_secs(3));
 
 /// Reads the DaemonSet and the node. The node is useful in any case.
@@ -72,7 +71,7 @@ mod tests {
     const SETS: &str = "/apis/apps/v1/daemonsets";
 
     #[tokio::test]
-    async fn the_api_servers_answer_decides() {
+    async fn lookup_maps_responses_of_the_api_server() {
         let server = ApiServer::start();
         server.serve(SETS, "DaemonSet");
         server.serve("/api/v1/nodes", "Node");

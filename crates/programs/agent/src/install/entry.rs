@@ -1,7 +1,7 @@
-//! What the plugin is given: its entry in a list, and configurations that are wholly ours.
+//! Configuration of the plugin: its entry in a list, and complete configurations of Ambit.
 //!
-//! It holds no credential and names no kubeconfig: the plugin asks this agent over a socket that only
-//! root may open, so nothing in it expires, and a reader learns nothing.
+//! It contains no credential and no kubeconfig: the plugin queries the agent over a socket that only root may open, so
+//! nothing in it expires or is secret.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -49,7 +49,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The entry in a list of the primary's.
+    /// Returns the plugin's entry in the primary's list.
     pub(super) fn chained(&self) -> Value {
         json!({
             "type": PLUGIN,
@@ -93,7 +93,7 @@ impl Entry {
         around(text, file, "calls", &[json::raw(&entry)?])
     }
 
-    /// A list of a single plugin of the primary's and ours: a file in the old form has no room for two.
+    /// Returns a list of the primary's single plugin and Ambit's, since a file in the old format cannot contain two.
     pub(super) fn list_of(&self, file: &str, text: &str) -> Result<String, serde_json::Error> {
         let single: &serde_json::value::RawValue = serde_json::from_str(text)?;
         around(
@@ -104,7 +104,7 @@ impl Entry {
         )
     }
 
-    /// A configuration for a caller that runs the plugin by it alone.
+    /// Returns a configuration with Ambit's plugin alone.
     pub(super) fn standalone(&self) -> Result<String, serde_json::Error> {
         let mut entry = self.chained();
         if let Some(entry) = entry.as_object_mut() {

@@ -1,4 +1,4 @@
-//! Writing on the node: whole, at once, and only over what was read.
+//! Atomic writes of the node's files, only over the content that was read.
 
 use std::{
     fs, io,
@@ -13,10 +13,10 @@ use rustix::fs::RenameFlags;
 
 use super::action::Action;
 
-/// Prefix of unfinished files, before a number; runtimes look at none of them.
+/// Prefix of temporary files, before a number; runtimes ignore such files.
 const TEMPORARY: &str = ".ambit-cni.tmp.";
 
-/// A file that could not be written.
+/// Error of writing a file.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what} {path}{}", hint(source))]
 pub struct FileError {

@@ -1,5 +1,5 @@
-//! The copy of `membership.json` that outlives a reboot, beside the network configurations: until the
-//! agent is there again it lets pods start that were outside the mesh.
+//! Copy of `membership.json` that survives a reboot, beside the network configurations: until the agent runs again, the
+//! plugin lets pods outside the mesh start by it.
 
 use std::{fs, path::Path};
 

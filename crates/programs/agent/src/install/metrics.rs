@@ -16,7 +16,7 @@ pub struct InstallResult {
 /// Metrics of the installation.
 #[derive(Clone, Debug, Default)]
 pub struct InstallMetrics {
-    /// 1 while pods that start reach the plugin.
+    /// 1 while starting pods use the plugin.
     pub ready: Gauge,
     /// Passes that changed something, or failed.
     pub installs: Family<InstallResult, Counter>,

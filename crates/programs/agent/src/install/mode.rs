@@ -1,4 +1,4 @@
-//! How the runtime calls the plugin.
+//! Modes in which the runtime calls the plugin.
 
 use clap::ValueEnum;
 

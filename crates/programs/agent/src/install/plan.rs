@@ -1,8 +1,8 @@
-//! What the directory of network configurations is to hold, and the changes that lead there. Pure.
+//! Desired content of the directory of network configurations, and the changes to reach it. Pure.
 //!
-//! Every pass compares the whole directory with what it should be, and remembers nothing of the passes
-//! before: our files and entries are known by what is in them. So an agent that was replaced, killed in
-//! the middle or given another mode goes on from whatever it finds.
+//! Every pass compares the whole directory with its desired content, without a memory of earlier passes: Ambit's files
+//! and entries are recognized by their content. So an agent that was replaced, killed or started in another mode
+//! continues from any state.
 //!
 //! - *Owned*: one list of ours that sorts before the primary's file. Nobody else's file is touched.
 //! - *Chained*: our entry last in the primary's list, in no other list. A primary in the old form (one
@@ -22,7 +22,7 @@ use super::{action::Action, entry::Entry, mode::Mode};
 
 /// Time for which Ambit's configuration outlives the primary CNI's. Some CNIs remove theirs while they restart, when
 /// pods wait in the plugin. After that, the node must not appear to have a network.
-pub const OUTLIVES: Duration = Duration::from_secs(30);
+pub const GRACE_WITHOUT_PRIMARY: Duration = Duration::from_secs(30);
 
 /// Names of our own configuration, in order of preference: one must come before the primary's.
 const NAMES: [&str; 4] = [
@@ -176,14 +176,15 @@ fn with_primary(
     }
 }
 
-/// Ours stay for a while, without blocking a restart of the node's network.
+/// Plans for a directory without a primary configuration: Ambit's files stay for [`GRACE_WITHOUT_PRIMARY`], so that the restart of
+/// the node's network is not blocked.
 fn without_primary(files: &[ConfFile], desired: &DesiredConfig, absent: Duration) -> Plan {
     let why = match &desired.primary {
         Some(name) => format!("there is no usable network configuration {name}"),
         None => "the primary CNI has not written a usable network configuration".to_owned(),
     };
     let actions = removal(files);
-    let left = OUTLIVES.saturating_sub(absent);
+    let left = GRACE_WITHOUT_PRIMARY.saturating_sub(absent);
     let wait = !actions.is_empty() && !left.is_zero();
     Plan {
         actions: if wait { Vec::new() } else { actions },
@@ -222,7 +223,7 @@ fn reads_directory(network: &Network) -> bool {
     kinds.any(|kind| READS_DIRECTORY.contains(&kind))
 }
 
-/// An unused name that sorts before the primary's.
+/// Returns an unused name that sorts before the primary's.
 fn own_name(files: &[ConfFile], desired: &DesiredConfig, primary: &str) -> Option<String> {
     let is_foreign = |name: &str| {
         let there = files.iter().find(|file| file.name == name);

@@ -1,4 +1,4 @@
-//! The socket that the plugin sends its log lines to: they come out in this agent's log.
+//! Socket for the plugin's log lines, which the agent writes to its own log.
 
 use std::{fs, io, os::unix::fs::PermissionsExt as _, path::Path};
 
@@ -13,7 +13,7 @@ use tokio::net::UnixListener;
 /// The socket in the run directory.
 const SOCKET: &str = "log.sock";
 
-/// The scope of the lines.
+/// Log scope of the plugin's lines.
 const SCOPE: &str = "cni-plugin";
 
 #[derive(Debug, Deserialize)]
@@ -37,7 +37,7 @@ pub fn start(run_dir: &Path, drain: DrainWatcher) {
     }
 }
 
-/// Replaces a socket that an agent before us left.
+/// Binds the socket, in place of an earlier agent's.
 fn bind(run_dir: &Path) -> io::Result<UnixListener> {
     let path = run_dir.join(SOCKET);
     match fs::remove_file(&path) {

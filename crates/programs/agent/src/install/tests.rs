@@ -1,5 +1,5 @@
-//! The installation in real directories, with inotify, and the plugin it installs called as a runtime
-//! calls it: the first configuration of the directory, read at each call.
+//! The installation in real directories with inotify, and a runtime that calls the installed plugin: by the first
+//! configuration of the directory, read at each call.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
@@ -23,7 +23,7 @@ struct Flags {
     install: InstallArgs,
 }
 
-/// A node's directories, and an installation that may run on it.
+/// Directories of a node, with a running installation, if any.
 struct Node {
     dir: tempfile::TempDir,
     readiness: Readiness,
@@ -109,7 +109,7 @@ impl Node {
             .await;
     }
 
-    /// Does for a pod what a runtime does with the only plugin of the list.
+    /// Calls the only plugin of the list for a pod, as a runtime does.
     fn runtime(&self, command: &str, namespace: &str) -> Result<(), Value> {
         let files = directory::read(&self.path("net.d")).unwrap();
         let network = files.iter().find_map(|file| file.network().ok()).unwrap();

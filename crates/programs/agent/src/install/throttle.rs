@@ -1,4 +1,4 @@
-//! Time of the next change: at once as a rule, ever later when another process undoes each of them.
+//! Rate limit of changes: increasing delays while another process reverts them.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 const WINDOW: Duration = Duration::from_secs(10);
 /// Number of changes that count as normal, since a starting CNI writes its configuration several times.
 const ORDINARY: u32 = 5;
-/// First and longest pause in a quarrel.
+/// Initial and maximum delay while another process reverts the changes.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// Rate limit of configuration changes.

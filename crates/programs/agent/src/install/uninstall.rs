@@ -1,11 +1,11 @@
-//! Whether an agent that is ending takes the plugin along. Pure.
+//! Decision of a terminating agent whether to uninstall the plugin. Pure.
 //!
-//! An agent is ended to be replaced, far more often than to be removed: its plugin must stay then, or pods would start
-//! uncaptured until the next agent comes. The `DaemonSet` distinguishes the two:
-//! - it is gone, is being deleted, or no longer wants this node: removed;
-//! - the API server refuses us: our account or its rights are gone, as when a chart is uninstalled whose
-//!   objects go one after the other; an upgrade takes neither away: removed;
-//! - the API server does not answer: nothing is known, so nothing is undone.
+//! An agent is replaced far more often than it is removed: its plugin must stay then, or pods would start uncaptured
+//! until the next agent runs. The `DaemonSet` distinguishes the two:
+//! - it does not exist, is being deleted, or no longer selects this node: removed;
+//! - the API server rejects the agent's credentials: its account or its rights are deleted, as when a chart is
+//!   uninstalled object by object; an upgrade deletes neither: removed;
+//! - the API server does not respond: the state is unknown, so nothing is undone.
 
 use k8s_openapi::{
     api::{
@@ -57,9 +57,8 @@ pub fn decide(lookup: &Lookup, node: Option<&Node>) -> Decision {
     }
 }
 
-/// Whether the plugin's file may go with its configuration. Some runtimes keep the list a pod was
-/// started with and call every plugin of it when the pod ends: without the file the pods of before could
-/// not end. Containerd calls the list of the moment.
+/// Whether the plugin's file may be removed with its configuration. Some runtimes store the list that a pod was started
+/// with, and call each of its plugins at the pod's end: these need the file. Containerd calls the current list.
 pub fn file_may_go(node: Option<&Node>) -> bool {
     let status = node.and_then(|node| node.status.as_ref());
     let info = status.and_then(|status| status.node_info.as_ref());
@@ -95,7 +94,7 @@ fn wants(set: &DaemonSet, node: &Node) -> bool {
         })
 }
 
-/// An empty term matches nothing.
+/// Whether a node selector term matches the node; an empty term matches nothing.
 fn matches(term: &NodeSelectorTerm, node: &ObjectMeta) -> bool {
     let labels = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
@@ -159,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_goes_only_where_nobody_calls_it_again() {
+    fn plugin_file_is_removed_only_if_no_runtime_needs_it() {
         let with = |runtime: &str| {
             let info = json!({"containerRuntimeVersion": runtime, "architecture": "", "bootID": "",
                 "kernelVersion": "", "kubeProxyVersion": "", "kubeletVersion": "", "machineID": "",
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_shows_a_removal_removes() {
+    fn only_a_certain_removal_uninstalls() {
         let deleting = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
         let plain = with_pods(json!({"containers": []}));
         for (lookup, expected) in [

@@ -1,4 +1,4 @@
-//! Tells when one of the files that matter may have changed.
+//! Notification of changes in watched directories.
 
 use std::{path::Path, sync::Arc};
 

@@ -15,7 +15,7 @@ use crate::{
     plugin::{self, Calls},
 };
 
-/// Serves metrics and reports, and health, where the settings say, until the drain starts.
+/// Serves metrics and reports, and health, on the configured addresses until the drain starts.
 pub(super) async fn serve(
     args: &Args,
     registry: Arc<Registry>,

@@ -8,7 +8,7 @@ use ambit_rt::{http::ListenError, logging::LoggingError};
 
 use crate::{actions::ActionError, config::ConfigError, status::dir::StatusError};
 
-/// Why the agent does not run (any longer).
+/// Error that ends the agent.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The settings are invalid.
@@ -23,7 +23,7 @@ pub enum RunError {
     /// Logging could not be set up.
     #[error("cannot set up logging")]
     Logging(#[from] LoggingError),
-    /// The runtime or signals.
+    /// The async runtime or the signal handlers failed.
     #[error("cannot start the runtime")]
     Runtime(#[source] io::Error),
     /// A socket could not be opened.
@@ -38,19 +38,19 @@ pub enum RunError {
     /// A port could not be opened.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The pods' status.
+    /// The status of pods cannot be written.
     #[error("cannot keep the pods' status")]
     Status(#[from] StatusError),
-    /// The source of pods.
+    /// The source of pods failed.
     #[error("cannot follow the manifests")]
     Source(#[from] ambit_manifests::OpenError),
-    /// The API server.
+    /// The client of the API server cannot be created.
     #[error("cannot follow the Kubernetes API")]
     Client(#[from] ambit_kube_kit::ClientError),
     /// The source has ended.
     #[error("the source of pods and namespaces has ended")]
     SourceEnded,
-    /// The node's probe rule.
+    /// The node's probe rule cannot be installed.
     #[error("cannot prepare the node")]
     Host(#[source] ActionError),
 }

@@ -1,5 +1,5 @@
-//! Carries out what the enrolment machine decides, and reports back to it. Each kind of work has an executor
-//! of its own, with the order and the parallelism that it needs.
+//! Executes the effects of the enrolment and reports their outcomes to it. Each kind of work has an executor of its
+//! own, with the order and the parallelism that it needs.
 
 mod pre_capture;
 mod probes;

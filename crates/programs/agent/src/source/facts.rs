@@ -1,5 +1,4 @@
-//! What enrolment needs of a pod object. Everything else is left out, so that a node's pods take
-//! little memory.
+//! Attributes of a pod object that enrolment needs, and no others, so that a node's pods take little memory.
 
 use std::net::IpAddr;
 
@@ -13,12 +12,12 @@ use super::{
     probe_ports::{ProbedContainer, probe_ports},
 };
 
-/// Annotation that the kubelet puts on the mirror of a static pod: what its cgroup is called.
+/// Annotation of the kubelet on the mirror of a static pod, with the name of its cgroup.
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 /// Domains of annotations that enrolment reads.
 const DOMAINS: [&str; 2] = ["istio.io/", "ambit.io/"];
 
-/// The part of a pod's spec that matters.
+/// Fields of a pod's spec that enrolment reads.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Spec {
@@ -28,7 +27,7 @@ pub(super) struct Spec {
     init_containers: Option<Vec<ProbedContainer>>,
 }
 
-/// The part of a pod's status that matters.
+/// Fields of a pod's status that enrolment reads.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct PodStatus {
@@ -74,7 +73,7 @@ pub(super) fn of_pod(pod: &Pod) -> Option<PodView> {
     )
 }
 
-/// A pod without a uid is not known to any kubelet yet.
+/// Returns the pod's attributes; `None` without a uid, since no kubelet knows such a pod.
 pub(super) fn view(metadata: &ObjectMeta, spec: &Spec, status: &PodStatus) -> Option<PodView> {
     let uid = metadata.uid.as_deref().filter(|uid| !uid.is_empty())?;
     let annotations = metadata.annotations.iter().flatten();
@@ -138,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_enrolment_does_not_look_at_is_left_out_and_the_claim_is_set_apart() {
+    fn only_relevant_fields_are_extracted_and_status_is_separate() {
         let metadata: ObjectMeta = serde_json::from_value(serde_json::json!({
             "uid": "A-B", "name": "web", "namespace": "shop",
             "annotations": {

@@ -1,8 +1,8 @@
 //! Pods of this node, and namespaces, from the API server.
 //!
-//! While the API server is away what is known stays. At a start without it the agent takes up what
-//! the agent before it last knew ([`LastKnown`]): captured pods are served, and what has changed
-//! meanwhile follows when the API server is back. [`Progress`] is the pure part.
+//! While the API server is unavailable, the known state stays. At a start without it, the agent restores the previous
+//! agent's last known state ([`LastKnown`]): captured pods are served, and later changes follow when the API server
+//! responds again. [`Progress`] is the pure part.
 
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
@@ -38,7 +38,7 @@ pub fn forget(run_dir: &Path) {
     last_known::remove(run_dir);
 }
 
-/// Pod reduced to the fields that matter, so that lists are cheap.
+/// Pod with only the fields that enrolment reads, so that lists take little memory.
 type SlimPod = Object<Spec, PodStatus>;
 
 /// The API server, seen from one node.

@@ -127,7 +127,7 @@ impl NodeView {
     }
 }
 
-/// A manifest may leave its namespace out; the key has it.
+/// Returns the pod's attributes with the key's namespace, which a manifest may omit.
 fn view(pod: &Pod, key: &ObjectKey) -> Option<super::PodView> {
     let mut view = facts::of_pod(pod)?;
     view.name.namespace = key.namespace.clone();

@@ -1,4 +1,4 @@
-//! Ports of a pod that its kubelet calls: those that the probes and lifecycle hooks of its containers name.
+//! Ports of a pod that kubelet calls: those of the containers' probes and lifecycle hooks.
 
 use std::collections::BTreeSet;
 
@@ -8,8 +8,7 @@ use k8s_openapi::{
 };
 use serde::Deserialize;
 
-/// Most ports of one pod that are exempt; each is a rule in the pod. Probes of further ports count as
-/// plaintext.
+/// Maximum exempt ports of one pod, each of which is a rule in the pod. Probes of further ports count as plaintext.
 const MAX_PROBE_PORTS: usize = 64;
 
 /// The probes and lifecycle hooks in a container's spec.
@@ -67,7 +66,7 @@ impl ProbedContainer {
     }
 }
 
-/// A command has no port.
+/// Returns the port of a probe; `None` for commands.
 fn port_of_probe(probe: &Probe) -> Option<IntOrString> {
     let http = probe.http_get.as_ref().map(|http| http.port.clone());
     let tcp = probe.tcp_socket.as_ref().map(|tcp| tcp.port.clone());
@@ -80,7 +79,7 @@ fn port_of_hook(hook: &LifecycleHandler) -> Option<IntOrString> {
     http.or_else(|| Some(hook.tcp_socket.as_ref()?.port.clone()))
 }
 
-/// The ports of all containers that kubelet probes: of init containers only sidecars, which run on.
+/// Returns the probed ports of all containers; of init containers only sidecars count.
 pub(super) fn probe_ports(
     containers: &[ProbedContainer],
     init_containers: Option<&[ProbedContainer]>,

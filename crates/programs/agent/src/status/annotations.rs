@@ -1,5 +1,4 @@
-//! Which annotations are to be written: what each pod's should be, what it was seen to be, and which
-//! writing is in flight or has to wait. Pure.
+//! Due writes of annotations: desired and observed value of each pod, and writes in flight or delayed. Pure.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +27,7 @@ pub(super) struct Patch {
 
 /// Outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Written {
+pub(super) enum WriteOutcome {
     Done,
     /// The pod no longer exists.
     NoPod,
@@ -126,24 +125,24 @@ impl PodAnnotations {
         waiting.filter_map(|entry| entry.not_before).min()
     }
 
-    pub(super) fn written(&mut self, patch: &Patch, how: Written, now: Instant) {
+    pub(super) fn written(&mut self, patch: &Patch, how: WriteOutcome, now: Instant) {
         let Some(entry) = self.pods.get_mut(&patch.uid) else {
             return;
         };
         entry.writing = false;
-        entry.failed = how == Written::Failed;
+        entry.failed = how == WriteOutcome::Failed;
         match how {
-            Written::Done => {
+            WriteOutcome::Done => {
                 entry.observed = Some(patch.status);
                 entry.pause = RETRY_DELAY.0;
                 if entry.desired == Some(patch.status) {
                     entry.not_before = Some(now + SETTLE_DELAY);
                 }
             }
-            Written::NoPod => {
+            WriteOutcome::NoPod => {
                 self.pods.remove(&patch.uid);
             }
-            Written::Failed => {
+            WriteOutcome::Failed => {
                 entry.not_before = Some(now + entry.pause);
                 entry.pause = (entry.pause * 2).min(RETRY_DELAY.1);
             }
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reads_right_is_not_written() {
+    fn correct_annotations_are_not_written() {
         let now = Instant::now();
         let mut annotations = PodAnnotations::default();
         annotations.observed("u".into(), pod(), Status::Enabled);
@@ -195,20 +194,20 @@ mod tests {
         annotations.desire("u".into(), pod(), Status::Pending);
         let patch = annotations.due(now).remove(0);
         annotations.desire("u".into(), pod(), Status::None);
-        annotations.written(&patch, Written::Failed, now);
+        annotations.written(&patch, WriteOutcome::Failed, now);
         annotations.desire("u".into(), pod(), Status::Enabled);
         assert_eq!(statuses(&mut annotations, now), [Status::Enabled]);
     }
 
     #[test]
-    fn failures_are_tried_again_ever_later() {
+    fn failures_are_retried_with_increasing_delay() {
         let mut now = Instant::now();
         let mut annotations = PodAnnotations::default();
         annotations.desire("u".into(), pod(), Status::Enabled);
         let mut pauses = Vec::new();
         for _ in 0..9 {
             let patch = annotations.due(now).remove(0);
-            annotations.written(&patch, Written::Failed, now);
+            annotations.written(&patch, WriteOutcome::Failed, now);
             assert_eq!(statuses(&mut annotations, now), []);
             let at = annotations.deadline().unwrap();
             pauses.push((at - now).as_millis());
@@ -217,7 +216,7 @@ mod tests {
         assert_eq!(pauses[..3], [500, 1000, 2000]);
         assert_eq!(pauses[8], 30_000);
         let patch = annotations.due(now).remove(0);
-        annotations.written(&patch, Written::Failed, now);
+        annotations.written(&patch, WriteOutcome::Failed, now);
         annotations.hasten();
         assert_eq!(
             statuses(&mut annotations, now),
@@ -227,12 +226,12 @@ mod tests {
     }
 
     #[test]
-    fn what_others_write_is_corrected_without_a_race() {
+    fn foreign_writes_are_corrected_without_a_race() {
         let now = Instant::now();
         let mut annotations = PodAnnotations::default();
         annotations.desire("u".into(), pod(), Status::Enabled);
         let patch = annotations.due(now).remove(0);
-        annotations.written(&patch, Written::Done, now);
+        annotations.written(&patch, WriteOutcome::Done, now);
         annotations.observed("u".into(), pod(), Status::None);
         assert_eq!(statuses(&mut annotations, now), []);
         assert_eq!(
@@ -251,7 +250,7 @@ mod tests {
         let first = annotations.due(now);
         assert_eq!(first.len(), MAX_CONCURRENT_WRITES);
         for patch in &first {
-            annotations.written(patch, Written::NoPod, now);
+            annotations.written(patch, WriteOutcome::NoPod, now);
         }
         annotations.gone(&"u19".into());
         annotations.desire("u19".into(), pod(), Status::None);

@@ -19,19 +19,19 @@ use kube::{
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::annotations::{Patch, PodAnnotations, Written};
+use super::annotations::{Patch, PodAnnotations, WriteOutcome};
 use crate::source::Status;
 
 /// The reason of events on pods that cannot be enrolled.
 pub const ENROLMENT_FAILED: &str = "AmbitEnrolmentFailed";
 /// The reason of events on pods that could not be enrolled before, and now are.
 pub const ENROLLED: &str = "AmbitEnrolled";
-/// The same failure of the same pod is reported again after this long.
-const TELL_AGAIN: Duration = Duration::from_secs(300);
+/// Time after which the same failure of a pod is reported again.
+const REPEAT_INTERVAL: Duration = Duration::from_secs(300);
 /// Maximum length of a note in the API server.
-const LONGEST_NOTE: usize = 1000;
+const MAX_NOTE: usize = 1000;
 /// Timeout of a write, after which it is retried.
-const WRITE_WITHIN: Duration = Duration::from_secs(15);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(15);
 
 #[derive(Debug)]
 enum Order {
@@ -140,7 +140,7 @@ impl Writer {
         let now = Instant::now();
         let event = if let Some(text) = failure {
             let before = self.reported.get(uid);
-            if before.is_some_and(|(last, at)| *last == text && now < *at + TELL_AGAIN) {
+            if before.is_some_and(|(last, at)| *last == text && now < *at + REPEAT_INTERVAL) {
                 return;
             }
             let note = format!("{text}. {}", advice(&text));
@@ -164,10 +164,10 @@ impl Writer {
         let recorder = self.recorder.clone();
         spawn("event", async move {
             let published = recorder.publish(&event, &about);
-            let failed = match tokio::time::timeout(WRITE_WITHIN, published).await {
+            let failed = match tokio::time::timeout(WRITE_TIMEOUT, published).await {
                 Ok(Ok(())) => return,
                 Ok(Err(error)) => ErrorChain(&error).to_string(),
-                Err(_) => format!("no answer within {WRITE_WITHIN:?}"),
+                Err(_) => format!("no answer within {WRITE_TIMEOUT:?}"),
             };
             tracing::debug!(error = failed, "an event is not written");
         });
@@ -175,7 +175,7 @@ impl Writer {
 }
 
 fn event(type_: EventType, reason: &str, mut note: String) -> Event {
-    let end = note.floor_char_boundary(LONGEST_NOTE);
+    let end = note.floor_char_boundary(MAX_NOTE);
     note.truncate(end);
     Event {
         type_,
@@ -199,7 +199,7 @@ fn advice(text: &str) -> &'static str {
     }
 }
 
-async fn write(client: Client, patch: &Patch) -> Written {
+async fn write(client: Client, patch: &Patch) -> WriteOutcome {
     let Patch { uid, pod, status } = patch;
     let api: Api<Pod> = Api::namespaced(client, &pod.namespace);
     // The uid, so that a successor of the same name is not meant.
@@ -208,16 +208,16 @@ async fn write(client: Client, patch: &Patch) -> Written {
     });
     let (parameters, body) = (PatchParams::default(), KubePatch::Merge(&body));
     let patched = api.patch_status(&pod.name, &parameters, &body);
-    let error = match tokio::time::timeout(WRITE_WITHIN, patched).await {
-        Ok(Ok(_)) => return Written::Done,
-        Ok(Err(kube::Error::Api(status))) if status.code == 404 => return Written::NoPod,
+    let error = match tokio::time::timeout(WRITE_TIMEOUT, patched).await {
+        Ok(Ok(_)) => return WriteOutcome::Done,
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => return WriteOutcome::NoPod,
         Ok(Err(error)) => ErrorChain(&error).to_string(),
-        Err(_) => format!("no answer within {WRITE_WITHIN:?}"),
+        Err(_) => format!("no answer within {WRITE_TIMEOUT:?}"),
     };
     tracing::warn!(
         pod = %format_args!("{}/{}", pod.namespace, pod.name),
         error,
         "the pod's annotation cannot be written; it is tried again"
     );
-    Written::Failed
+    WriteOutcome::Failed
 }

@@ -1,4 +1,4 @@
-//! The pods' status, written as manifests that others lay over the pods' own.
+//! Status of pods as manifests that are merged into the pods' own.
 //!
 //! One file a pod, `<namespace>.<pod>.yaml`, with nothing but the annotation. The agents of several nodes may share a
 //! directory, and a pod may come back under its name with another uid or on another node: the first line names the pod
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_does_not_take_its_successors_status_along() {
+    fn removal_of_a_pod_keeps_its_successors_status() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("shop.web-0.yaml");
         let here = StatusDir::open(dir.path(), "n1").unwrap();
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_agent_before_us_left_is_pruned_and_nothing_else() {
+    fn only_statuses_of_an_earlier_agent_are_pruned() {
         let dir = tempfile::tempdir().unwrap();
         let here = StatusDir::open(dir.path(), "n1").unwrap();
         let there = StatusDir::open(dir.path(), "n11").unwrap();

@@ -1,10 +1,10 @@
-//! Blots out what looks like a secret.
+//! Redaction of values that look like secrets.
 
 use serde_json::Value;
 
-const BLOT: &str = "(redacted)";
+const REDACTED: &str = "(redacted)";
 
-/// An object without what only the API server needs, and without values under names of secrets.
+/// Removes the API server's own fields from an object, and redacts values whose names mark secrets.
 pub(super) fn object(mut object: Value) -> Value {
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");
@@ -15,7 +15,7 @@ pub(super) fn object(mut object: Value) -> Value {
             annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
         }
     }
-    blot(&mut object);
+    redact(&mut object);
     object
 }
 
@@ -23,10 +23,10 @@ pub(super) fn object(mut object: Value) -> Value {
 /// key sets with symmetric keys.
 const SECRET_FIELDS: [&str; 2] = ["pluginConfig", "jwks"];
 
-/// Values whose key, or whose `name` beside a `value`, marks a secret.
-fn blot(value: &mut Value) {
+/// Redacts values whose key, or whose `name` beside a `value`, marks a secret.
+fn redact(value: &mut Value) {
     match value {
-        Value::Array(list) => list.iter_mut().for_each(blot),
+        Value::Array(list) => list.iter_mut().for_each(redact),
         Value::Object(map) => {
             let named = map
                 .get("name")
@@ -34,7 +34,7 @@ fn blot(value: &mut Value) {
                 .is_some_and(is_secret);
             for (key, value) in map {
                 if SECRET_FIELDS.contains(&key.as_str()) {
-                    *value = BLOT.into();
+                    *value = REDACTED.into();
                     continue;
                 }
                 if key == "vmConfig" {
@@ -42,9 +42,9 @@ fn blot(value: &mut Value) {
                 }
                 let secret = is_secret(key) || (named && key == "value");
                 if secret && value.is_string() {
-                    *value = BLOT.into();
+                    *value = REDACTED.into();
                 } else {
-                    blot(value);
+                    redact(value);
                 }
             }
         }
@@ -52,7 +52,7 @@ fn blot(value: &mut Value) {
     }
 }
 
-/// Blots out the values of a plugin's environment.
+/// Redacts the values of a plugin's environment.
 fn environment(of: &mut Value) {
     let all = of.get_mut("env").and_then(Value::as_array_mut);
     for value in all
@@ -60,7 +60,7 @@ fn environment(of: &mut Value) {
         .flatten()
         .filter_map(|one| one.get_mut("value"))
     {
-        *value = BLOT.into();
+        *value = REDACTED.into();
     }
 }
 
@@ -75,7 +75,7 @@ fn is_secret(name: &str) -> bool {
         || name == "tls.key"
 }
 
-/// A text without private keys and signed tokens.
+/// Redacts private keys and signed tokens in a text.
 pub(super) fn text(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -92,7 +92,7 @@ pub(super) fn text(text: &str) -> String {
             rest = from.get(11..).unwrap_or_default();
             continue;
         }
-        out.push_str(BLOT);
+        out.push_str(REDACTED);
         // A key that is cut off is still one.
         rest = from
             .find(&end)
@@ -103,7 +103,7 @@ pub(super) fn text(text: &str) -> String {
     out
 }
 
-/// Copies a text, without what has the form of a signed token: `eyJ…` with two dots.
+/// Copies a text with redacted tokens: `eyJ…` with two dots.
 fn tokens(text: &str, out: &mut String) {
     let part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '=');
     let mut rest = text;
@@ -113,7 +113,7 @@ fn tokens(text: &str, out: &mut String) {
         let end = from.find(|c| !part(c)).unwrap_or(from.len());
         let (word, after) = from.split_at(end);
         if word.matches('.').count() >= 2 {
-            out.push_str(BLOT);
+            out.push_str(REDACTED);
         } else {
             out.push_str(word);
         }
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plugins_and_key_sets_are_blotted_out() {
+    fn plugins_and_key_sets_are_redacted() {
         let plugin = json!({"spec": {
             "url": "oci://registry/tag",
             "pluginConfig": {"header": "hunter2"},
@@ -149,19 +149,19 @@ mod tests {
     }
 
     #[test]
-    fn keys_and_tokens_are_blotted_out_and_certificates_stay() {
+    fn keys_and_tokens_are_redacted_and_certificates_stay() {
         let key = "-----BEGIN EC PRIVATE KEY-----\nabc\n-----END EC PRIVATE KEY-----";
         let cert = "-----BEGIN CERTIFICATE-----\nabc\n-----END CERTIFICATE-----";
         for (before, after) in [
-            (format!("a {key} b"), format!("a {BLOT} b")),
-            (format!("{cert}\n{key}"), format!("{cert}\n{BLOT}")),
+            (format!("a {key} b"), format!("a {REDACTED} b")),
+            (format!("{cert}\n{key}"), format!("{cert}\n{REDACTED}")),
             (
                 "-----BEGIN PRIVATE KEY-----\nabc".to_owned(),
-                BLOT.to_owned(),
+                REDACTED.to_owned(),
             ),
             (
                 "Bearer eyJh.eyJz.c2ln!".to_owned(),
-                format!("Bearer {BLOT}!"),
+                format!("Bearer {REDACTED}!"),
             ),
             ("eyJust a word".to_owned(), "eyJust a word".to_owned()),
             ("plain".to_owned(), "plain".to_owned()),
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn values_under_names_of_secrets_are_blotted_out() {
+    fn values_under_names_of_secrets_are_redacted() {
         let redacted = object(json!({
             "metadata": {"name": "a", "managedFields": [1], "annotations": {
                 "kubectl.kubernetes.io/last-applied-configuration": "{}", "x": "y"}},
@@ -186,10 +186,10 @@ mod tests {
             json!({
                 "metadata": {"name": "a", "annotations": {"x": "y"}},
                 "spec": {
-                    "env": [{"name": "DB_PASSWORD", "value": BLOT}, {"name": "LEVEL", "value": "info"}],
+                    "env": [{"name": "DB_PASSWORD", "value": REDACTED}, {"name": "LEVEL", "value": "info"}],
                     "secretName": "cacerts",
                 },
-                "data": {"ca-key.pem": BLOT, "root-cert.pem": "abc"},
+                "data": {"ca-key.pem": REDACTED, "root-cert.pem": "abc"},
             })
         );
     }

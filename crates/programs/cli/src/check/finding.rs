@@ -1,16 +1,16 @@
-//! A finding of a check, and how bad it is.
+//! Findings of checks, with their severity.
 
 use serde::Serialize;
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Level {
-    /// The mesh does not work like this, or traffic is lost.
+    /// The mesh does not work, or traffic is lost.
     Error,
-    /// Something may not work.
+    /// A part of the mesh may not work.
     Warning,
-    /// Good to know.
+    /// Information without a required action.
     Info,
 }
 

@@ -13,7 +13,7 @@ use crate::{
     output::{self, printable, table},
 };
 
-/// Exit code where an object changes or lapses.
+/// Exit code if an object changes its meaning or loses its effect.
 const DIFFERS: u8 = 5;
 
 /// Result of the check.

@@ -17,11 +17,11 @@ use super::{
     snapshot::Snapshot,
 };
 
-/// Where captured pods are reached.
+/// Port on which captured pods accept connections from the mesh.
 const HBONE: i32 = 15008;
-/// Where the control plane serves node proxies.
+/// Port on which the control plane serves node proxies.
 const XDS: i32 = 15012;
-/// Where kubelet's probes of captured pods come from.
+/// Source address of kubelet's probes of captured pods.
 const PROBES: Ipv4Addr = Ipv4Addr::new(169, 254, 7, 127);
 
 pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
@@ -90,7 +90,7 @@ fn blocked(policy: &NetworkPolicy) -> Vec<Finding> {
     findings
 }
 
-/// Finding on traffic of the control plane that another's policy blocks.
+/// Finding on traffic of the control plane that a NetworkPolicy other than the chart's blocks.
 fn control_plane_blocked(policy: &NetworkPolicy) -> Option<Finding> {
     let spec = policy.spec.as_ref()?;
     let selected = spec
@@ -124,8 +124,8 @@ fn is_tcp(port: &NetworkPolicyPort) -> bool {
     matches!(port.protocol.as_deref(), None | Some("TCP"))
 }
 
-/// Whether a rule is about some TCP ports only, and not about that of tunnels. DNS alone is not such a rule: the node
-/// proxy sends queries from the pod.
+/// Whether a rule lists TCP ports and omits the HBONE port. A rule for DNS alone does not count: the node proxy sends
+/// DNS queries from the pod.
 fn omits_tunnels(ports: Option<&[NetworkPolicyPort]>) -> bool {
     let ports = ports.unwrap_or_default();
     let dns = Some(IntOrString::Int(53));
@@ -133,7 +133,7 @@ fn omits_tunnels(ports: Option<&[NetworkPolicyPort]>) -> bool {
     tcp.any(|port| port.port != dns) && !lets(ports, HBONE)
 }
 
-/// Whether a rule with these ports lets TCP to a port through. Named ports never mean it.
+/// Whether a rule with these ports allows TCP to a port number. Named ports never match it.
 fn lets(ports: &[NetworkPolicyPort], number: i32) -> bool {
     let means = |port: &NetworkPolicyPort| match port.port {
         None => true,
@@ -143,7 +143,7 @@ fn lets(ports: &[NetworkPolicyPort], number: i32) -> bool {
     ports.is_empty() || ports.iter().any(|port| is_tcp(port) && means(port))
 }
 
-/// Whether a rule for these peers lets the address of kubelet's probes in, whatever the ports.
+/// Whether a rule for these peers allows the source address of kubelet's probes, whatever the ports.
 fn lets_probes_in(peers: Option<&[NetworkPolicyPeer]>) -> bool {
     let Some(peers) = peers.filter(|peers| !peers.is_empty()) else {
         return true;
@@ -155,7 +155,7 @@ fn lets_probes_in(peers: Option<&[NetworkPolicyPeer]>) -> bool {
     })
 }
 
-/// Whether a range such as 10.0.0.0/8 has an address.
+/// Whether a range such as 10.0.0.0/8 contains an address.
 fn contains(range: &str, address: IpAddr) -> bool {
     let Some((network, length)) = range.split_once('/') else {
         return range.parse() == Ok(address);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_must_let_tunnels_and_probes_through() {
+    fn policies_that_block_tunnels_or_probes_are_found() {
         use Level::{Error, Warning};
         let tcp = |port: u64| json!({"port": port, "protocol": "TCP"});
         for (spec, expected) in [

@@ -18,14 +18,14 @@ const MODULES: &[(&str, &str)] = &[
     ("nf_conntrack", "connection tracking"),
 ];
 
-/// Where runtimes look for network configurations, by default.
+/// Default directory of the runtimes' network configurations.
 const CNI_DIRECTORY: &str = "/etc/cni/net.d";
 
 /// State of the kernel and the directories.
 #[derive(Clone, Debug, Default)]
 struct Node {
     kernel: String,
-    /// Names of modules that are loaded, built in or can be loaded; none if that is not known.
+    /// Names of modules that are loaded, built in or loadable; `None` if unknown.
     modules: Option<Vec<String>>,
     /// Files of the CNI configuration, in order.
     cni: Option<Vec<ConfFile>>,
@@ -68,7 +68,7 @@ fn look() -> Node {
     }
 }
 
-/// `kernel/net/netfilter/nf_tables.ko.xz: …` is nf_tables.
+/// Returns the module's name in a line such as `kernel/net/netfilter/nf_tables.ko.xz: …`: nf_tables.
 fn module_name(line: &str) -> String {
     let path = line.split(':').next().unwrap_or_default();
     let file = path.rsplit('/').next().unwrap_or_default();

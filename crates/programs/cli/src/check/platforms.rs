@@ -32,7 +32,7 @@ fn platform(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     };
     let chosen = inventory.platform();
     if chosen != snapshot.platform {
-        let say = |name: &str| {
+        let described = |name: &str| {
             if name.is_empty() {
                 "none in particular".to_owned()
             } else {
@@ -44,8 +44,8 @@ fn platform(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
             "cluster",
             format!(
                 "installed for the platform {}; the nodes look like {}",
-                say(chosen),
-                say(snapshot.platform)
+                described(chosen),
+                described(snapshot.platform)
             ),
             "`ambit upgrade --platform auto` detects it from the nodes",
         ));
@@ -167,7 +167,7 @@ fn network_plugin(set: &DaemonSet, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Whether an image's tag is a version before this one; unknown tags are not.
+/// Whether an image's tag is an older version; false for tags that are no versions.
 fn before(image: &str, version: (u64, u64)) -> bool {
     let tag = image
         .rsplit_once(':')

@@ -19,9 +19,9 @@ use super::{
 
 /// The oldest minor version of Kubernetes that the chart knows.
 const OLDEST_MINOR: u64 = 28;
-/// nftables in pods of either family with one table; before it, iptables is used.
+/// Oldest kernel whose nftables has one table for both address families; on older ones, iptables is used.
 const NFTABLES_KERNEL: (u64, u64) = (5, 2);
-/// Oldest kernel with the namespaces, marks and transparent sockets that are needed.
+/// Oldest kernel with the required network namespaces, packet marks and transparent sockets.
 const OLDEST_KERNEL: (u64, u64) = (4, 18);
 
 pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
@@ -152,13 +152,13 @@ fn definitions(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     }
 }
 
-/// The Gateway API, which waypoints and routes are written in.
+/// Checks the definitions of the Gateway API, which waypoints and routes need.
 fn gateways(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     let there = |wanted: &str| {
         let mut crds = snapshot.crds.iter();
         crds.find(|crd| name(*crd) == wanted)
     };
-    let all = gateway_api::DEFINITIONS.into_iter();
+    let all = gateway_api::REQUIRED_CRDS.into_iter();
     let found: Vec<_> = all.filter_map(there).collect();
     if found.is_empty() {
         if snapshot.inventory.is_some() {
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn definitions_of_others_are_left_but_must_serve_v1() {
+    fn foreign_definitions_must_serve_v1() {
         let crd = |versions: Value| {
             typed(json!({
                 "metadata": {"name": "serviceentries.networking.istio.io"},
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn the_meshs_namespace_must_let_its_pods_in() {
+    fn mesh_namespace_must_admit_privileged_pods() {
         let namespace = |level: &str| {
             typed(json!({"metadata": {"name": "istio-system", "labels": {
             "pod-security.kubernetes.io/enforce": level}}}))
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_that_ask_for_two_things() {
+    fn contradictory_namespace_labels_are_found() {
         let namespace = |labels: Value| typed(json!({"metadata": {"name": "a", "labels": labels}}));
         let with = |labels| Snapshot {
             namespaces: vec![namespace(labels)],

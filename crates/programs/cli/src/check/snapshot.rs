@@ -1,4 +1,4 @@
-//! The objects that the rules look at.
+//! Objects that the rules check.
 
 use ambit_install::{
     inventory::Inventory,
@@ -17,21 +17,21 @@ use k8s_openapi::{
 
 use crate::{istio, membership::Rules};
 
-/// The objects that the rules look at.
+/// Objects that the rules check.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Snapshot {
     /// The API server's minor version.
     pub(super) minor: String,
-    /// Of the nodes.
+    /// Platform of the nodes.
     pub(super) platform: &'static str,
     pub(super) mesh_namespace: String,
-    /// Besides those with the label.
+    /// Namespaces to check besides those with the mesh's label.
     pub(super) selected_namespaces: Vec<String>,
     pub(super) nodes: Vec<Node>,
     pub(super) namespaces: Vec<Namespace>,
     pub(super) deployments: Vec<Deployment>,
     pub(super) daemon_sets: Vec<DaemonSet>,
-    /// In the mesh's own namespace.
+    /// Pods in the mesh's own namespace.
     pub(super) mesh_pods: Vec<Pod>,
     pub(super) crds: Vec<CustomResourceDefinition>,
     pub(super) network_policies: Vec<NetworkPolicy>,
@@ -39,7 +39,7 @@ pub(crate) struct Snapshot {
     pub(super) cilium_config: Option<ConfigMap>,
     pub(super) inventory: Option<Inventory>,
     pub(super) rules: Option<Rules>,
-    /// Objects of the mesh's kinds, and those that decide what they mean.
+    /// Objects of Istio's and the Gateway API's kinds, and the objects that they refer to.
     pub(super) mesh: istio::Mesh,
 }
 

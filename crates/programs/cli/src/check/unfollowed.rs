@@ -1,4 +1,4 @@
-//! Objects and fields of Istio's that have no effect: one finding for all that are alike.
+//! Istio's objects and fields without an effect in Ambit: one finding for all of the same kind.
 
 use std::collections::BTreeMap;
 

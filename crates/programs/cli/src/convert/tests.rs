@@ -1,5 +1,5 @@
-//! Random VirtualServices: the waypoint's own table of routes must choose for random requests the rule that the
-//! VirtualService's first match is, from the VirtualService itself and from the objects that it is converted to.
+//! Random VirtualServices and requests: the waypoint's route table, built from a VirtualService and from its converted
+//! HTTPRoutes, must choose the first matching rule of the VirtualService.
 
 use std::collections::BTreeMap;
 
@@ -38,10 +38,10 @@ const METHODS: [&str; 3] = ["GET", "PUT", "POST"];
 const HEADERS: [&str; 2] = ["x-one", "x-two"];
 const VALUES: [&str; 2] = ["1", "2"];
 
-/// How prefixes of paths are matched.
+/// Matching of path prefixes.
 #[derive(Clone, Copy, PartialEq)]
 enum Prefixes {
-    /// Character by character, which is how VirtualServices match.
+    /// By characters, as in VirtualServices.
     Text,
     /// By whole segments, as in HTTPRoutes.
     Segments,
@@ -154,7 +154,7 @@ fn has(one: &HttpMatch, request: &Request, prefixes: Prefixes) -> bool {
         && named(&one.query_params, &request.parameters)
 }
 
-/// The table that a waypoint makes of the routes among some objects.
+/// Returns a waypoint's table of these routes.
 fn table(routes: Vec<Object>) -> RouteTable {
     let snapshot = ambit_manifests::parse(std::path::Path::new("mesh.yaml"), MESH);
     let present = snapshot.objects.into_values().map(|(object, _)| object);

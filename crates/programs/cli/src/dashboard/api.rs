@@ -1,4 +1,4 @@
-//! Questions of the page and their answers, as JSON.
+//! HTTP API of the page: requests and JSON responses.
 
 use std::{
     collections::HashMap,
@@ -31,9 +31,9 @@ use crate::{
 };
 
 /// Maximum concurrent queries of the mesh; further ones wait.
-const MAX_QUESTIONS: usize = 4;
+const MAX_CONCURRENT_QUERIES: usize = 4;
 
-/// API of the dashboard; see the module.
+/// HTTP API of the dashboard.
 pub(super) struct Api {
     source: Source,
     feed: Arc<Feed>,
@@ -60,7 +60,7 @@ impl Api {
         Arc::new(Self {
             source,
             feed,
-            questions: Semaphore::new(MAX_QUESTIONS),
+            questions: Semaphore::new(MAX_CONCURRENT_QUERIES),
         })
     }
 
@@ -104,7 +104,7 @@ impl Api {
                     .await
             }
             "/api/explain" => {
-                let question = Question {
+                let question = ExplainQuery {
                     from: text("from"),
                     to: text("to"),
                     port: text("port").parse().unwrap_or_default(),
@@ -123,7 +123,7 @@ impl Api {
         }
     }
 
-    /// Runs a query that other commands share.
+    /// Runs a blocking query of the mesh, at most [`MAX_CONCURRENT_QUERIES`] at once, and returns its result as JSON.
     async fn ask<T: Serialize + Send + 'static>(
         &self,
         question: impl FnOnce(&Source) -> Result<T, CliError> + Send + 'static,
@@ -145,7 +145,7 @@ impl Api {
 }
 
 /// Connection or request to explain.
-struct Question {
+struct ExplainQuery {
     from: String,
     to: String,
     port: u16,
@@ -153,7 +153,7 @@ struct Question {
     path: String,
 }
 
-impl Question {
+impl ExplainQuery {
     /// Follows the request of a pod. For clients that are no pods, only the decisions of policies are known.
     fn explain(self, source: &Source) -> Result<Value, CliError> {
         let Self { from, to, port, .. } = self;

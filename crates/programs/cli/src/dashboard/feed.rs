@@ -28,33 +28,33 @@ use crate::{
 };
 
 /// Interval of reading the mesh.
-const LOOK_EVERY: Duration = Duration::from_secs(3);
+const READ_INTERVAL: Duration = Duration::from_secs(3);
 /// Timeout of one poll.
 const READ_TIMEOUT: Duration = Duration::from_secs(6);
 /// The mesh is not read when no page has polled for this long.
-const UNWATCHED_AFTER: Duration = Duration::from_secs(20);
-/// Maximum time until a page gets a response, changed or not.
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
-/// Time between two attempts to read events.
-const LISTEN_AGAIN: Duration = Duration::from_secs(1);
-/// Most proxies that are named as silent, each until it was tried again.
+const MAX_IDLE_TIME: Duration = Duration::from_secs(20);
+/// Timeout of long polling, after which a page gets a response without changes.
+const POLL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause between two attempts to read flow events.
+const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
+/// Maximum number of listed proxies whose events cannot be read.
 const MAX_SILENT: usize = 64;
 const SILENT_FOR: Duration = Duration::from_secs(15);
-/// Time until a page gets rates that have changed by themselves.
-const RATES_EVERY: Duration = Duration::from_secs(1);
+/// Interval in which a page gets rates that changed without an event.
+const RATES_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Feed, as described for the module.
+/// Live data of the dashboard and its readers.
 pub(super) struct Feed {
     started: Instant,
     traffic: watch::Sender<Traffic>,
     mesh: watch::Sender<MeshState>,
-    /// Milliseconds after the start when a page last polled.
+    /// Time of the last poll, in milliseconds after the start.
     polled_at: AtomicU64,
-    /// Proxies whose events cannot be read, why, and since when.
+    /// Proxies whose events cannot be read, with the reason and the time of the failure.
     silent: Mutex<BTreeMap<String, (String, Instant)>>,
 }
 
-/// The mesh as it was read last, and whether it could be read since.
+/// Last state of the mesh that was read, and the error of a later read.
 #[derive(Clone, Debug, Default)]
 struct MeshState {
     version: u64,
@@ -69,7 +69,7 @@ struct MeshState {
 pub(super) struct TrafficAnswer {
     #[serde(flatten)]
     view: View,
-    /// Proxies whose events are missing, and why.
+    /// Proxies whose events are missing, with the reason.
     silent: Vec<String>,
 }
 
@@ -121,7 +121,7 @@ impl Feed {
         }
     }
 
-    /// Proxies whose events cannot be read at the moment, and why.
+    /// Returns the proxies whose events cannot be read, with the reason.
     fn silent(&self) -> Vec<String> {
         let mut silent = self.silent.lock();
         silent.retain(|_, (_, since)| since.elapsed() < SILENT_FOR);
@@ -138,14 +138,14 @@ impl Feed {
                     Err(error) => self.unheard("the mesh".to_owned(), mesh::line(&error)),
                 }
             }
-            tokio::time::sleep(LISTEN_AGAIN).await;
+            tokio::time::sleep(RECONNECT_PAUSE).await;
         }
     }
 
     async fn drain(&self, mut received: mpsc::Receiver<Received>) {
         self.mark_reachable("the mesh");
         while self.is_watched() {
-            match timeout_at(Instant::now() + LISTEN_AGAIN, received.recv()).await {
+            match timeout_at(Instant::now() + RECONNECT_PAUSE, received.recv()).await {
                 Ok(Some(received)) => self.take(received),
                 Ok(None) => return,
                 // Check whether a page still polls.
@@ -154,12 +154,12 @@ impl Feed {
         }
     }
 
-    /// Traffic, when there are events later than number `after`, or rates have changed.
+    /// Waits for events after number `after` or changed rates, and returns the traffic.
     pub(super) async fn traffic(&self, after: u64) -> TrafficAnswer {
         self.note_watcher();
         let begin = Instant::now();
         let mut changes = self.traffic.subscribe();
-        let mut end = begin + LONGEST_WAIT;
+        let mut end = begin + POLL_TIMEOUT;
         loop {
             {
                 let traffic = changes.borrow_and_update();
@@ -168,7 +168,7 @@ impl Feed {
                     break;
                 }
                 if traffic.is_active(self.started.elapsed()) {
-                    end = begin + RATES_EVERY;
+                    end = begin + RATES_INTERVAL;
                 }
             }
             if timeout_at(end, changes.changed()).await.is_err() {
@@ -190,7 +190,7 @@ impl Feed {
         let mut changes = self.mesh.subscribe();
         let changed = changes.wait_for(|state| state.version != version);
         // Nothing has changed, or the server ends.
-        let _unchanged = timeout_at(Instant::now() + LONGEST_WAIT, changed)
+        let _unchanged = timeout_at(Instant::now() + POLL_TIMEOUT, changed)
             .await
             .is_err();
         let state = changes.borrow().clone();
@@ -212,7 +212,7 @@ impl Feed {
                     Err(_) => Err(format!("no answer within {} s", READ_TIMEOUT.as_secs())),
                 });
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(READ_INTERVAL).await;
         }
     }
 
@@ -241,6 +241,6 @@ impl Feed {
 
     fn is_watched(&self) -> bool {
         let polled_at = Duration::from_millis(self.polled_at.load(Ordering::Relaxed));
-        self.started.elapsed().saturating_sub(polled_at) < UNWATCHED_AFTER
+        self.started.elapsed().saturating_sub(polled_at) < MAX_IDLE_TIME
     }
 }

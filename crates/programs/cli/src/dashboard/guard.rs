@@ -1,5 +1,5 @@
-//! Who may ask the dashboard: its own page alone. Other pages of the same browser, names that resolve to this machine,
-//! and other users of this machine get nothing. Pure.
+//! Access control of the dashboard: only its own page gets responses. Other pages of the same browser, host names that
+//! resolve to this machine, and other users of this machine are refused. Pure.
 
 use http::{HeaderMap, header};
 use rand::Rng as _;
@@ -10,7 +10,7 @@ pub(super) const TOKEN_HEADER: &str = "x-ambit-token";
 /// Bytes of randomness in a token.
 const TOKEN_BYTES: usize = 32;
 
-/// Conditions on requests.
+/// Checks of requests: host, origin and token.
 #[derive(Clone)]
 pub(super) struct Guard {
     /// `127.0.0.1:PORT` and `localhost:PORT`.
@@ -18,9 +18,9 @@ pub(super) struct Guard {
     token: String,
 }
 
-/// Why a request is refused.
+/// Reason of a refused request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
+pub(super) enum Refusal {
     /// Wrong host, as after DNS rebinding.
     Host,
     /// Request of a page of another origin.
@@ -29,7 +29,7 @@ pub(super) enum Refused {
     Token,
 }
 
-impl Refused {
+impl Refusal {
     /// Status and text of the response.
     pub(super) fn response(self) -> (u16, &'static str) {
         match self {
@@ -47,7 +47,7 @@ impl Refused {
 }
 
 impl Guard {
-    /// Guard of a server on a port of 127.0.0.1, with a token of its own.
+    /// Creates the guard of a server on a port of 127.0.0.1, with a random token.
     pub(super) fn new(port: u16) -> Self {
         let mut bytes = [0_u8; TOKEN_BYTES];
         rand::rng().fill(&mut bytes);
@@ -64,19 +64,19 @@ impl Guard {
         format!("http://{host}/#token={}", self.token)
     }
 
-    /// Checks a request for a file of the page, which is no secret.
-    pub(super) fn page(&self, headers: &HeaderMap) -> Result<(), Refused> {
+    /// Checks a request for a file of the page, which needs no token.
+    pub(super) fn page(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         let host = headers.get(header::HOST);
         let is_named = |name: &String| host.is_some_and(|host| host == name.as_str());
         self.hosts
             .iter()
             .any(is_named)
             .then_some(())
-            .ok_or(Refused::Host)
+            .ok_or(Refusal::Host)
     }
 
     /// Checks a request for data.
-    pub(super) fn data(&self, headers: &HeaderMap) -> Result<(), Refused> {
+    pub(super) fn data(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         self.page(headers)?;
         let is_own = |name: &str| {
             let host = headers.get(header::HOST).map(|host| host.as_bytes());
@@ -85,11 +85,11 @@ impl Guard {
         };
         let site = headers.get("sec-fetch-site");
         if !is_own("origin") || site.is_some_and(|site| site != "same-origin") {
-            return Err(Refused::Origin);
+            return Err(Refusal::Origin);
         }
         let token = headers.get(TOKEN_HEADER);
         let is_known = token.is_some_and(|token| same(token.as_bytes(), self.token.as_bytes()));
-        is_known.then_some(()).ok_or(Refused::Token)
+        is_known.then_some(()).ok_or(Refusal::Token)
     }
 }
 
@@ -122,28 +122,28 @@ mod tests {
         assert_eq!(guard.data(&headers(&own)), Ok(()));
         assert_eq!(guard.data(&headers(&own[..2])), Ok(()));
         for (number, value, refused) in [
-            (0, "evil.example:7000", Refused::Host),
-            (0, "127.0.0.1", Refused::Host),
-            (0, "127.0.0.1:7001", Refused::Host),
-            (0, "[::1]:7000", Refused::Host),
-            (1, "", Refused::Token),
-            (1, &token[1..], Refused::Token),
-            (1, &"0".repeat(64), Refused::Token),
-            (2, "cross-site", Refused::Origin),
-            (2, "same-site", Refused::Origin),
-            (2, "none", Refused::Origin),
-            (3, "null", Refused::Origin),
-            (3, "http://127.0.0.1:7001", Refused::Origin),
-            (3, "http://localhost:7000", Refused::Origin),
-            (3, "https://127.0.0.1:7000", Refused::Origin),
-            (3, "http://evil.example", Refused::Origin),
+            (0, "evil.example:7000", Refusal::Host),
+            (0, "127.0.0.1", Refusal::Host),
+            (0, "127.0.0.1:7001", Refusal::Host),
+            (0, "[::1]:7000", Refusal::Host),
+            (1, "", Refusal::Token),
+            (1, &token[1..], Refusal::Token),
+            (1, &"0".repeat(64), Refusal::Token),
+            (2, "cross-site", Refusal::Origin),
+            (2, "same-site", Refusal::Origin),
+            (2, "none", Refusal::Origin),
+            (3, "null", Refusal::Origin),
+            (3, "http://127.0.0.1:7001", Refusal::Origin),
+            (3, "http://localhost:7000", Refusal::Origin),
+            (3, "https://127.0.0.1:7000", Refusal::Origin),
+            (3, "http://evil.example", Refusal::Origin),
         ] {
             let mut request = own;
             request[number].1 = value;
             assert_eq!(guard.data(&headers(&request)), Err(refused), "{value}");
         }
-        assert_eq!(guard.data(&headers(&own[1..])), Err(Refused::Host));
-        assert_eq!(guard.data(&headers(&own[..1])), Err(Refused::Token));
+        assert_eq!(guard.data(&headers(&own[1..])), Err(Refusal::Host));
+        assert_eq!(guard.data(&headers(&own[..1])), Err(Refusal::Token));
     }
 
     #[test]
@@ -151,7 +151,7 @@ mod tests {
         let guard = Guard::new(7000);
         assert_eq!(guard.page(&headers(&[("host", "localhost:7000")])), Ok(()));
         let rebound = headers(&[("host", "rebound.example:7000")]);
-        assert_eq!(guard.page(&rebound), Err(Refused::Host));
+        assert_eq!(guard.page(&rebound), Err(Refusal::Host));
     }
 
     #[test]

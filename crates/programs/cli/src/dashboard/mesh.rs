@@ -1,5 +1,5 @@
-//! The mesh as node proxies have it: workloads, services, policies, certificates and nodes, read again while a page
-//! polls.
+//! State of the mesh from the node proxies' dumps: workloads, services, policies, certificates and nodes, read
+//! repeatedly while a page polls.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,23 +18,23 @@ use crate::{
 };
 
 /// Maximum node proxies that are queried concurrently.
-const AT_ONCE: usize = 8;
-/// Maximum workloads that are shown; the rest is counted.
+const MAX_CONCURRENT_QUERIES: usize = 8;
+/// Maximum number of listed workloads; further ones are only counted.
 const MAX_WORKLOADS: usize = 10_000;
 
-/// The mesh, as described for the module.
+/// State of the mesh for the page.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Mesh {
     workloads: Vec<Workload>,
-    /// Workloads beyond the most that are shown.
+    /// Number of workloads beyond [`MAX_WORKLOADS`].
     left_out: usize,
     services: Vec<Service>,
     waypoints: Vec<Waypoint>,
     policies: Vec<Policy>,
     certificates: Vec<Certificate>,
     nodes: Vec<Node>,
-    /// Parts that could not be queried, and why.
+    /// Components that could not be queried, with the reason.
     troubles: Vec<String>,
 }
 
@@ -73,7 +73,7 @@ struct Waypoint {
     name: String,
     namespace: String,
     programmed: bool,
-    /// Whether records of it can be requested: it is of Ambit's control plane.
+    /// Whether Ambit's control plane manages the waypoint, so that its records can be requested.
     ours: bool,
 }
 
@@ -146,7 +146,9 @@ pub(super) async fn gather(source: &Source) -> Result<Mesh, CliError> {
         let own = ask(source, own).await;
         (node, own.map_err(|error| line(&error)))
     };
-    let mut answers = stream::iter(rest).map(asking).buffered(AT_ONCE);
+    let mut answers = stream::iter(rest)
+        .map(asking)
+        .buffered(MAX_CONCURRENT_QUERIES);
     while let Some((node, own)) = answers.next().await {
         mesh.add_node(&node, own);
     }
@@ -158,7 +160,7 @@ pub(super) async fn gather(source: &Source) -> Result<Mesh, CliError> {
     Ok(mesh)
 }
 
-/// Runs a blocking query that other commands share.
+/// Runs a blocking query on a thread of its own.
 pub(super) async fn ask<T: Send + 'static>(
     source: Source,
     question: impl FnOnce(&Source) -> Result<T, CliError> + Send + 'static,
@@ -206,7 +208,7 @@ impl Mesh {
         self.add_node(node, Ok(own));
     }
 
-    /// Adds waypoints. Their pods run under the account of the Gateway's name, which is how flow events call them all.
+    /// Adds waypoints. Flow events name a waypoint's pods by their service account, which has the Gateway's name.
     fn add_waypoints(&mut self, waypoints: Vec<Waypoint>) {
         let accounts: BTreeSet<_> = waypoints
             .iter()

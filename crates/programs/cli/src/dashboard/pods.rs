@@ -1,4 +1,4 @@
-//! Pods of a namespace: whether each should be in the mesh, whether it is, and why, from objects alone.
+//! Mesh membership of a namespace's pods, desired and actual with reasons, from objects of the API server alone.
 
 use ambit_install::{object::name, rollout::node_of};
 use ambit_k8s_api::{Namespace, Pod};
@@ -29,7 +29,7 @@ pub(super) struct PodView {
     message: Option<String>,
 }
 
-/// Pods of a namespace.
+/// Returns the pods of a namespace.
 pub(super) fn of(source: &Source, namespace: &str) -> Result<Vec<PodView>, CliError> {
     match source.lab() {
         Some(lab) => of_lab(&lab, namespace, &source.target.mesh_namespace),

@@ -1,4 +1,4 @@
-//! The server over real connections: what it gives to its page, and what to others.
+//! The server over real connections: responses to its own page, and refusals of others.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use tokio::{
 use super::*;
 use crate::flows::Received;
 
-/// A dashboard whose mesh is nowhere, and its guard.
+/// Starts a dashboard whose mesh is unreachable, and returns its address, guard and API.
 async fn dashboard() -> (SocketAddr, Arc<Guard>, Arc<Api>) {
     let listener = rt_http::bind(([127, 0, 0, 1], 0).into(), "a test").await;
     let listener = listener.unwrap();
@@ -106,7 +106,7 @@ async fn data_is_for_the_page_with_the_token_alone() {
 }
 
 #[tokio::test]
-async fn oversized_requests_are_refused_and_the_server_goes_on() {
+async fn oversized_requests_are_refused_and_the_server_continues() {
     let (address, guard, _) = dashboard().await;
     let own = own(address, &guard);
     // Of 64 KiB the server keeps no more than a read beyond.
@@ -129,7 +129,7 @@ async fn oversized_requests_are_refused_and_the_server_goes_on() {
 }
 
 #[tokio::test]
-async fn mesh_that_does_not_answer_is_reported_with_its_reason() {
+async fn unresponsive_mesh_is_reported_with_the_reason() {
     let (address, guard, _) = dashboard().await;
     let response = ask(address, "GET /api/mesh?after=0", &own(address, &guard), "").await;
     assert!(

@@ -11,7 +11,7 @@ use std::{
 use ambit_flow::{Flow, Peer, ReporterKind, Transport};
 use serde::{Serialize, Serializer};
 
-use counters::{Seen, Window};
+use counters::{Rates, Window};
 
 /// Maximum edges, after which the longest idle ones are dropped.
 const MAX_EDGES: usize = 4096;
@@ -25,7 +25,7 @@ const MAX_NAME: usize = 256;
 /// Maximum length of a path or reason, in bytes.
 const MAX_TEXT: usize = 1024;
 /// Time for which idle edges are shown.
-const FORGET_AFTER: Duration = Duration::from_secs(600);
+const EDGE_EXPIRY: Duration = Duration::from_secs(600);
 
 /// One end of an edge.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -38,12 +38,12 @@ pub(super) enum Node {
     Outside,
 }
 
-/// Traffic, as described for the module.
+/// Edges and events of the traffic.
 #[derive(Debug, Default)]
 pub(super) struct Traffic {
     edges: HashMap<(Node, Node), Edge>,
-    refusals: VecDeque<Numbered>,
-    others: VecDeque<Numbered>,
+    refusals: VecDeque<NumberedEvent>,
+    others: VecDeque<NumberedEvent>,
     /// Number of the latest event.
     latest: u64,
     /// Events that proxies left out.
@@ -69,7 +69,7 @@ pub(super) struct Lost {
 
 /// An event with its number.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Numbered {
+pub(super) struct NumberedEvent {
     number: u64,
     #[serde(flatten)]
     flow: Flow,
@@ -83,7 +83,7 @@ pub(super) struct View {
     window_seconds: u64,
     edges: Vec<EdgeView>,
     /// Events later than the requested one.
-    events: Vec<Numbered>,
+    events: Vec<NumberedEvent>,
     lost: Lost,
     forgotten: u64,
 }
@@ -94,7 +94,7 @@ struct EdgeView {
     from: Node,
     to: Node,
     #[serde(flatten)]
-    seen: Seen,
+    seen: Rates,
     services: BTreeSet<String>,
     /// Requests by route since the edge was first seen.
     routes: BTreeMap<String, u64>,
@@ -139,7 +139,7 @@ impl Traffic {
         if events.len() == most {
             events.pop_front();
         }
-        events.push_back(Numbered {
+        events.push_back(NumberedEvent {
             number: self.latest,
             flow,
         });
@@ -166,7 +166,7 @@ impl Traffic {
     pub(super) fn view(&self, now: Duration, after: u64) -> View {
         let edges = self.edges.iter();
         let mut edges: Vec<_> = edges
-            .filter(|(_, edge)| now.saturating_sub(edge.last_seen) < FORGET_AFTER)
+            .filter(|(_, edge)| now.saturating_sub(edge.last_seen) < EDGE_EXPIRY)
             .map(|((from, to), edge)| edge.view(from, to, now))
             .collect();
         edges.sort_by(|a, b| (&a.from, &a.to).cmp(&(&b.from, &b.to)));
@@ -198,7 +198,7 @@ impl Traffic {
 }
 
 impl Edge {
-    /// Adds an event. `has_transport`: whether it has the transport of this edge.
+    /// Adds an event. `has_transport`: whether the event's transport is that of this edge.
     fn add(&mut self, flow: &Flow, has_transport: bool, now: Duration) {
         self.window.add(flow, has_transport, now);
         self.last_seen = now;
@@ -229,7 +229,7 @@ impl Edge {
     }
 }
 
-/// Edges that an event is about. A waypoint's requests are two: to the waypoint, and from it.
+/// Returns the edges of an event. A waypoint's requests have two: to the waypoint, and from it.
 fn legs(flow: &Flow) -> Vec<(Node, Node)> {
     let source = node(&flow.source).unwrap_or(Node::Outside);
     let destination = node(&flow.destination).or_else(|| {
@@ -259,7 +259,7 @@ fn node(peer: &Peer) -> Option<Node> {
     Some(Node::Workload(namespace, peer.name()?.to_owned()))
 }
 
-/// Cuts texts of an event, which a proxy that is not ours may have written.
+/// Truncates texts of an event, since another implementation's proxy may have written it.
 fn bound(flow: &mut Flow) {
     let names = [
         &mut flow.time,
@@ -312,7 +312,7 @@ fn bound(flow: &mut Flow) {
     }
 }
 
-/// Cuts a text at the last character that fits.
+/// Truncates a text at the last character that fits into this number of bytes.
 fn cut(text: &mut String, most: usize) {
     text.truncate(text.floor_char_boundary(most));
 }

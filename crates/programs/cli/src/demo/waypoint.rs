@@ -1,4 +1,4 @@
-//! The third act: a namespace with a waypoint, which decides by what requests say.
+//! Third part of the demonstration: a namespace with a waypoint, which authorizes and routes by method and path.
 
 use std::{
     fs,
@@ -9,8 +9,11 @@ use std::{
 
 use ambit_lab::{LogSource, PodStatus, Status};
 
-use super::{BATCH, Demo, FRONTEND, LOG_LAG, MARKER, READY, named, pod, short};
-use crate::{CliError, ErrorKind, labs, output::say, readiness};
+use super::{
+    lab::{Demo, MARKER, MAX_LOG_DELAY, READY_TIMEOUT},
+    pods::{BATCH, FRONTEND, deployment_name, pod, pod_name},
+};
+use crate::{CliError, ErrorKind, labs, output::print_line, readiness};
 
 /// Additions to the example: file name and text.
 const EXAMPLE: [(&str, &str); 2] = [
@@ -23,11 +26,11 @@ const EXAMPLE: [(&str, &str); 2] = [
         include_str!("../../../../../examples/waypoint/waypoint.yaml"),
     ),
 ];
-/// The waypoint's pod, and its Deployment.
+/// Deployment of the waypoint.
 const WAYPOINT: &str = "store/waypoint";
 const SERVERS: [(&str, &str); 2] = [("store", "catalog"), ("store", "catalog-next")];
 
-/// Request with the result that the manifests promise.
+/// Request with the result that the manifests imply.
 struct Request {
     from: (&'static str, &'static str),
     path: &'static str,
@@ -53,7 +56,7 @@ const fn request(
 
 /// Applies the manifests, makes the requests, and returns the number of failures.
 pub(super) fn show(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
-    say(
+    print_line(
         "\nNow a namespace with a waypoint: it authorizes by method and path, and routes requests.\n",
     )?;
     for (file, text) in EXAMPLE {
@@ -63,14 +66,17 @@ pub(super) fn show(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
     }
     let mut status = demo.wait("the waypoint and its servers are ready", |status| {
         let is_there = |name: &(&str, &str)| pod(status, *name).is_ok_and(|pod| pod.captured);
-        status.pods.iter().any(|pod| short(pod) == WAYPOINT)
+        status
+            .pods
+            .iter()
+            .any(|pod| deployment_name(pod) == WAYPOINT)
             && SERVERS.iter().all(is_there)
             && readiness::all_ready(status)
     })?;
     demo.wait_for_proxies(&status)?;
     // It is an end of tunnels itself: nothing from or to it is in the clear either.
     for pod in &mut status.pods {
-        pod.captured |= short(pod) == WAYPOINT;
+        pod.captured |= deployment_name(pod) == WAYPOINT;
     }
     demo.requests(&status)
 }
@@ -120,7 +126,7 @@ impl Demo {
     fn ask(&self, status: &Status, request: &Request) -> Result<Answer, CliError> {
         let client = pod(status, request.from)?;
         let url = format!("http://catalog.store{}{MARKER}", request.path);
-        let deadline = Instant::now() + READY;
+        let deadline = Instant::now() + READY_TIMEOUT;
         loop {
             let output = self.get(client, &url)?;
             let text = output.stdout.trim().to_owned();
@@ -131,7 +137,7 @@ impl Demo {
             match code {
                 Some(code) => return Ok(Answer { code, text }),
                 None if Instant::now() > deadline => {
-                    let what = format!("{}: {url} is not answered: {text}", named(client));
+                    let what = format!("{}: {url} is not answered: {text}", pod_name(client));
                     return Err(CliError::new(ErrorKind::Failed, what));
                 }
                 None => thread::sleep(Duration::from_millis(50)),
@@ -139,9 +145,9 @@ impl Demo {
         }
     }
 
-    /// Returns the log line that follows this number of lines.
+    /// Waits for the log line after this number of lines.
     fn logged(&self, status: &Status, before: usize) -> Result<Option<Line>, CliError> {
-        let deadline = Instant::now() + LOG_LAG;
+        let deadline = Instant::now() + MAX_LOG_DELAY;
         loop {
             let line = self.log(status)?.into_iter().skip(before).last();
             if line.is_some() || Instant::now() > deadline {
@@ -151,14 +157,14 @@ impl Demo {
         }
     }
 
-    /// The waypoint's access log.
+    /// Reads the waypoint's access log.
     fn log(&self, status: &Status) -> Result<Vec<Line>, CliError> {
-        let is_it = |pod: &&PodStatus| short(pod) == WAYPOINT;
+        let is_it = |pod: &&PodStatus| deployment_name(pod) == WAYPOINT;
         let waypoint = status.pods.iter().find(is_it).ok_or_else(|| {
             CliError::new(ErrorKind::NotFound, "the waypoint has no pod any more")
         })?;
         let source = LogSource::Pod {
-            pod: named(waypoint),
+            pod: pod_name(waypoint),
             container: None,
         };
         let log = self.client.log_text(source).map_err(labs::client_error)?;
@@ -200,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_the_access_log_tell_status_reason_and_route() {
+    fn access_log_lines_have_status_reason_and_route() {
         let line = "[2026-11-23T18:19:05.978Z] \"GET /items/ HTTP/1.1\" 200 - via_upstream - \"-\" 0 57 6 5 \
                     \"10.244.1.3\" \"-\" \"id\" \"catalog.store\" \"10.244.2.3:8080\" catalog - 10.96.1.0:80 \
                     10.244.1.3:59402 - HTTPRoute/store/catalog";

@@ -1,5 +1,5 @@
-//! The second leg of a connection that goes through a waypoint: from the waypoint to the pod, where policies see the
-//! waypoint as the caller.
+//! Second leg of a connection through a waypoint: from the waypoint to the pod, whose policies see the waypoint as the
+//! caller.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use ambit_authz::{Connection, PolicySet};
 use ambit_model::{Identity, Workload};
 use serde::Serialize;
 
-use super::{PolicyReport, policy_reports, reason};
+use super::policies::{PolicyReport, policy_reports, reason};
 use crate::dump::EndpointWaypoint;
 
 /// Decision of the pod's policies on the waypoint.
@@ -25,7 +25,7 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
-    /// Evaluates each identity of the server's waypoint; the first that is refused counts. `None` if the waypoint's
+    /// Evaluates each identity of the server's waypoint, and returns a refused one, if any. `None` if the waypoint's
     /// identity is unknown.
     pub(super) fn judge(
         attached: &EndpointWaypoint,

@@ -1,10 +1,11 @@
-//! The names by which applications call services, as their resolver completes them.
+//! Completion of service names by the search domains of a pod's resolver.
 
 use std::borrow::Cow;
 
 use crate::dump::{Dump, ServiceEntry};
 
-/// The host name of the service that a client of a namespace reaches by `name` on a port; otherwise the name as it is.
+/// Returns the host name of the service that a client of a namespace reaches by `name` on a port, or the name
+/// unchanged.
 pub(super) fn resolve<'a>(
     dump: &'a Dump,
     namespace: Option<&str>,

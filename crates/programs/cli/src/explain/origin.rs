@@ -1,13 +1,13 @@
-//! The PeerAuthentications that users wrote, in place of the policies that node proxies are sent for them.
+//! Names of PeerAuthentications in place of the policies that node proxies receive for them.
 
 use ambit_k8s_api::{Kind, ObjectKey};
 
-use super::Report;
+use super::report::Report;
 use crate::{rehearsal, source::Source};
 
 /// The policy that represents all PeerAuthentications that refuse plaintext on every port.
 const STATIC_STRICT: &str = "istio_converted_static_strict";
-/// Beginning of the names of policies for one PeerAuthentication with ports of its own.
+/// Prefix of the names of policies for a PeerAuthentication with port settings.
 const CONVERTED: &str = "converted_peer_authentication_";
 
 /// Replaces names of converted policies by their PeerAuthentications in reports. If the objects are unavailable, the
@@ -42,7 +42,7 @@ fn names(report: &Report) -> impl Iterator<Item = &String> {
     report.decided_by.iter().chain(policies)
 }
 
-/// Object that the user wrote, if a policy was made for a PeerAuthentication; `strict`: the one that the static policy
+/// Returns the PeerAuthentication from which a policy was converted, if any; `strict` is the one that the static policy
 /// represents.
 fn written(policy: &str, strict: Option<&str>) -> Option<String> {
     let (namespace, name) = policy.split_once('/')?;

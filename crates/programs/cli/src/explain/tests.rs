@@ -1,4 +1,4 @@
-//! Answers of `ambit policy explain` over a saved dump.
+//! Predictions of `ambit policy explain` for a saved dump.
 
 use super::*;
 
@@ -61,7 +61,7 @@ fn the_address_decides_the_family_of_the_source() {
 }
 
 #[test]
-fn nobody_enforces_for_a_pod_outside() {
+fn policies_are_not_enforced_outside_the_mesh() {
     let report = one("shop/front", "batch", 1);
     assert!(report.allowed && !report.enforced);
 }
@@ -83,7 +83,7 @@ fn a_policy_that_is_not_known_is_named() {
 }
 
 #[test]
-fn what_is_not_there_or_not_clear_is_an_error() {
+fn unknown_and_ambiguous_names_are_errors() {
     let kind =
         |from: &str, to: &str, port| explain(&dump(), from, to, port, false).unwrap_err().kind();
     assert_eq!(kind("nobody", "web-a-1", 1), ErrorKind::NotFound);
@@ -116,7 +116,7 @@ fn words_for_people() {
     ");
 }
 
-/// The dump, with a waypoint of the server's pod.
+/// Returns the dump with a waypoint of the server's pod.
 fn with_waypoint(enforce: bool) -> Dump {
     let attached = format!(
         r#""endpointWaypoint": {{"waypoint": {{"destination": "shop/waypoint.shop.svc.cluster.local"}},
@@ -130,7 +130,7 @@ fn with_waypoint(enforce: bool) -> Dump {
 }
 
 #[test]
-fn what_goes_through_a_waypoint_is_followed_there() {
+fn connections_through_a_waypoint_are_explained_as_such() {
     let name = "shop/waypoint.shop.svc.cluster.local";
     let explained =
         |dump: &Dump, from: &str, to: &str| explain(dump, from, to, 80, false).unwrap().remove(0);
@@ -164,7 +164,7 @@ fn what_goes_through_a_waypoint_is_followed_there() {
 }
 
 #[test]
-fn the_waypoint_is_judged_as_the_caller_of_what_it_delivers() {
+fn deliveries_are_decided_with_the_waypoint_as_caller() {
     let known = |principal: &str| {
         let dump = DUMP.replace(r#", "shop/gone""#, "");
         let attached = r#""name": "web-a-1", "endpointWaypoint": {"waypoint": {"destination": "shop/wp"},
@@ -233,7 +233,7 @@ fn connections_a_foreign_waypoint_cannot_serve_are_refused() {
 }
 
 #[test]
-fn a_service_s_waypoint_takes_what_captured_clients_send_to_the_service() {
+fn captured_clients_use_the_waypoint_of_the_service() {
     let bound =
         r#""hostname": "web.shop.svc.cluster.local", "waypoint": {"destination": "shop/w"},"#;
     let dump = DUMP.replace(r#""hostname": "web.shop.svc.cluster.local","#, bound);

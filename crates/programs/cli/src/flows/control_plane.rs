@@ -25,7 +25,7 @@ pub(crate) struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// The control plane that a cluster has in the namespace `mesh`.
+    /// Returns the control plane of a cluster in the namespace `mesh`.
     ///
     /// # Errors
     /// If the user has no token by which it could know them.
@@ -105,7 +105,7 @@ impl ControlPlane {
         })
     }
 
-    /// Path of the API server's proxy.
+    /// Path of the control plane's port in the API server's proxy.
     fn uri(&self, path: &str) -> Result<Uri, BoxError> {
         let (mesh, port) = (&self.mesh, CONTROL_PORT_NAME);
         let service = format!("/api/v1/namespaces/{mesh}/services/https:{SERVICE}:{port}");
@@ -118,7 +118,7 @@ fn boxed(body: Body) -> UnsyncBoxBody<Bytes, BoxError> {
     body.map_err(error).boxed_unsync()
 }
 
-/// The reason of a refusal: the control plane's text, or the message of the API server's status.
+/// Returns the reason of a refusal: the control plane's text, or the message of the API server's status.
 fn reason(text: String) -> String {
     let status: Result<Status, _> = serde_json::from_str(&text);
     status.map_or(text, |status| status.message)

@@ -1,5 +1,5 @@
-//! The node proxies and waypoints of a lab or a cluster, and connections to their admin ports. Who may not forward ports
-//! of a cluster's mesh reads through its control plane instead (`control_plane`).
+//! Node proxies and waypoints of a lab or a cluster, and connections to their admin ports. Users who may not forward
+//! ports of the mesh's pods read through the control plane instead (`control_plane`).
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use ambit_kube_kit::forward;
 use ambit_lab::LabNetns;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{FlowPlace, control_plane::ControlPlane};
+use super::{control_plane::ControlPlane, place::FlowPlace};
 use crate::{
     CliError, ErrorKind,
     cluster::connect,
@@ -58,7 +58,7 @@ pub(crate) enum Proxies {
 }
 
 impl Proxies {
-    /// Finds the place.
+    /// Finds the proxies of a lab or cluster.
     pub(crate) async fn of(place: &FlowPlace) -> Result<Self, CliError> {
         match place.target.lab(place.lab.as_deref()) {
             Some(lab) => Ok(Self::Lab(lab)),
@@ -77,7 +77,7 @@ impl Proxies {
         }
     }
 
-    /// The proxies that run now.
+    /// Lists the running proxies.
     pub(crate) async fn list(&self) -> Result<Vec<Proxy>, CliError> {
         match self {
             Self::Lab(lab) => {

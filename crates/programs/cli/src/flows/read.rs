@@ -1,12 +1,12 @@
-//! Events of all proxies of a place, from their lines.
+//! Flow events of all proxies of a lab or cluster, parsed from their lines.
 
 use ambit_flow::{Filter, ProxyState, StreamItem};
 use ambit_flow_reader as reader;
 use tokio::sync::mpsc;
 
-use super::Proxies;
+use super::proxies::Proxies;
 
-/// News of proxies that wait to be parsed.
+/// Maximum number of received batches of lines that wait to be parsed.
 const WAITING: usize = 64;
 
 /// Event of the proxies that are being read.
@@ -40,7 +40,7 @@ pub(crate) async fn follow(proxies: Proxies, filter: Filter, sender: mpsc::Sende
     }
 }
 
-/// The news in lines. Those that this version does not know are left out.
+/// Parses lines of events. Events that this version does not know are skipped.
 fn parse(received: reader::Received) -> Vec<Received> {
     match received {
         reader::Received::Began(proxy) => vec![Received::Began(proxy)],
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_later_versions_are_left_out() {
+    fn lines_of_later_versions_are_skipped() {
         assert!(parsed("{\"type\":\"later\"}\nnonsense\n").is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! The screen of `ambit flows`: draws the view, and reads keys.
+//! Terminal screen of `ambit flows`: draws the view, and reads keys.
 
 use std::time::Duration;
 
@@ -14,12 +14,13 @@ use ratatui::{
 use tokio::{sync::mpsc, time::Instant};
 
 use super::{
-    Received, text,
+    read::Received,
+    text,
     view::{Key, Order, View},
 };
 use crate::{CliError, ErrorKind};
 
-/// Time between two drawings, at most.
+/// Minimum interval of redrawing.
 const REDRAW: Duration = Duration::from_millis(100);
 
 /// Shows flows until the user ends it, or the time is over.
@@ -64,7 +65,7 @@ pub(super) async fn run(
     shown
 }
 
-/// Hands a key to the view; false if it ends the program.
+/// Passes a key to the view; returns false if the key ends the program.
 fn pressed(view: &mut View, event: &Event) -> bool {
     let Event::Key(key) = event else {
         return true;

@@ -1,4 +1,5 @@
-//! Flow events as lines of text. Names of peers may be hostile: nothing of them moves a cursor or turns text around.
+//! Flow events as lines of text. Texts of peers may be hostile: control characters and changes of text direction are
+//! escaped.
 
 use ambit_flow::{Flow, Peer, StreamItem, Transport};
 
@@ -18,7 +19,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// The columns of an event.
+    /// Formats an event as columns.
     pub(crate) fn of(flow: &Flow) -> Self {
         let time = flow.time.get(11..23).unwrap_or(&flow.time);
         Self {
@@ -37,7 +38,7 @@ impl Row {
     }
 }
 
-/// A line of text.
+/// Formats an event as a line of text.
 pub(super) fn line(item: &StreamItem) -> Option<String> {
     match item {
         StreamItem::Flow(flow) => {
@@ -59,7 +60,7 @@ pub(super) fn line(item: &StreamItem) -> Option<String> {
     }
 }
 
-/// A line of JSON.
+/// Formats an event as a line of JSON.
 pub(super) fn json(item: &StreamItem) -> Option<String> {
     serde_json::to_string(item).ok()
 }
@@ -73,7 +74,7 @@ pub(crate) fn lost(sampled: u64, refusals: u64) -> String {
     format!("-- sampled: {sampled} further events{refusals} are not shown")
 }
 
-/// A client or server in words.
+/// Describes a client or server.
 pub(crate) fn peer(peer: &Peer) -> String {
     let text = match (&peer.namespace, peer.name()) {
         (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
@@ -86,7 +87,7 @@ pub(crate) fn peer(peer: &Peer) -> String {
     printable(&text)
 }
 
-/// The server in words: the service, and the workload behind it.
+/// Describes the server: the service, and the workload behind it.
 pub(crate) fn server(flow: &Flow) -> String {
     let workload = peer(&flow.destination);
     match &flow.service {

@@ -1,11 +1,10 @@
-//! State of the screen: which flows are kept, which of them are shown, in which order, and which one is selected. Takes
-//! events and keys; draws nothing.
+//! State of the screen: stored flows, filter, order and selection. Handles events and keys; draws nothing.
 
 use std::collections::VecDeque;
 
 use ambit_flow::{Flow, StreamItem, Transport};
 
-use super::{Received, text::Row};
+use super::{read::Received, text::Row};
 
 /// Maximum stored flows, after which the oldest are dropped.
 const MAX_STORED_FLOWS: usize = 5_000;
@@ -74,10 +73,10 @@ pub(super) struct View {
     pub(super) only_refused: bool,
     pub(super) only_plaintext: bool,
     pub(super) filter: String,
-    /// Whether keys are the filter's.
+    /// Whether keys edit the filter.
     pub(super) is_typing: bool,
     pub(super) order: Order,
-    /// The selected row, counted from the first shown; `None` follows the latest.
+    /// Index of the selected row among the visible ones; `None` selects the latest.
     selected: Option<usize>,
     /// Whether the selected flow is shown in detail.
     pub(super) is_detailed: bool,
@@ -85,7 +84,7 @@ pub(super) struct View {
     pub(super) lost: (u64, u64),
     /// Names of the proxies that are being read.
     pub(super) reading: Vec<String>,
-    /// The latest trouble with a proxy.
+    /// Latest error of a proxy's stream.
     pub(super) trouble: Option<String>,
 }
 
@@ -159,7 +158,7 @@ impl View {
         self.held.len()
     }
 
-    /// The selected row among as many as are shown; the latest, where none is.
+    /// Returns the index of the selected row among this number of visible rows; the latest if none is selected.
     pub(super) fn selected(&self, shown: usize) -> Option<usize> {
         let last = shown.checked_sub(1)?;
         let latest = match self.order {
@@ -169,7 +168,7 @@ impl View {
         Some(self.selected.map_or(latest, |row| row.min(last)))
     }
 
-    /// Handles a key; false if it ends the program.
+    /// Handles a key; returns false if the key ends the program.
     pub(super) fn press(&mut self, key: Key) -> bool {
         if self.is_typing {
             self.type_filter(key);
@@ -317,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn pause_holds_what_comes_and_gives_it_back() {
+    fn events_during_a_pause_are_shown_after_it() {
         let mut view = view();
         press(&mut view, "p");
         receive(

@@ -1,4 +1,4 @@
-//! What commands show of a saved dump.
+//! Output of commands for a saved dump.
 
 use serde_json::json;
 
@@ -109,7 +109,7 @@ fn json_output_is_the_proxys_own() {
 }
 
 #[test]
-fn what_is_null_is_not_there() {
+fn null_is_read_as_missing() {
     let dump = json!({
         "workloads": {"uid": {"name": "a", "namespace": "b", "waypoint": null, "status": null}},
         "policies": null,

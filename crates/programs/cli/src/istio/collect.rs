@@ -1,5 +1,5 @@
-//! Objects of a mesh from files, or from a cluster: there all objects of the mesh's API groups, and those of Kubernetes
-//! that decide what they mean. Secrets are not read, and ConfigMaps only where the mesh names them.
+//! Objects of a mesh from files or from a cluster: all objects of Istio's and the Gateway API's groups, and the objects
+//! of Kubernetes that they depend on. Secrets are not read, and ConfigMaps only where objects of the mesh name them.
 
 use std::{
     collections::BTreeSet,
@@ -27,7 +27,7 @@ use crate::{
     rehearsal::settings,
 };
 
-/// Kinds of Kubernetes whose objects decide what those of the mesh mean, or have labels for it.
+/// Kinds of Kubernetes that objects of the mesh depend on, or that carry labels of the mesh.
 const BUILT_IN: [(&str, &str); 10] = [
     ("v1", "Namespace"),
     ("v1", "Node"),
@@ -40,12 +40,12 @@ const BUILT_IN: [(&str, &str); 10] = [
     ("apps/v1", "DaemonSet"),
     ("batch/v1", "CronJob"),
 ];
-/// Control plane of an installation of Ambit.
+/// Name of the Deployment of Ambit's control plane.
 const CONTROL: &str = "ambit-control";
-/// Deepest directory below a named one.
+/// Maximum depth of directories below a named one.
 const MAX_DEPTH: usize = 16;
 
-/// Objects of files and directories; `-` is standard input.
+/// Reads the objects of files and directories; `-` is standard input.
 pub(crate) fn of_files(paths: &[PathBuf]) -> Result<Mesh, CliError> {
     let mut files = Vec::new();
     for path in paths {
@@ -90,7 +90,7 @@ fn manifests_below(
     Ok(())
 }
 
-/// Objects of a cluster. A kind that may not be listed is named, and the others are read.
+/// Reads the objects of a cluster. A kind that may not be listed is reported, and the others are read.
 pub(crate) async fn of_cluster(cluster: &Cluster, mesh_namespace: &str) -> Result<Mesh, CliError> {
     let mut reader = Reader {
         cluster,
@@ -166,7 +166,7 @@ impl Reader<'_> {
         Ok(Some(count))
     }
 
-    /// Reads one object unless it is known, and returns whether it is there.
+    /// Reads one object unless it was read before, and returns whether it exists.
     async fn get(
         &mut self,
         version: &str,
@@ -194,7 +194,7 @@ impl Reader<'_> {
         Ok(is_there)
     }
 
-    /// Version, kind and plural name of every kind of the mesh's API groups that the cluster defines.
+    /// Returns version, kind and plural name of every kind of the mesh's API groups that the cluster defines.
     async fn definitions(&mut self) -> Result<Vec<(String, String, String)>, CliError> {
         let found = self
             .cluster
@@ -214,7 +214,7 @@ impl Reader<'_> {
         Ok(of_mesh.filter_map(served).collect())
     }
 
-    /// The result of a request; `None`, with a note, where it is forbidden.
+    /// Returns the result of a request; `None`, with a note, if it is forbidden.
     fn permitted<T>(
         &mut self,
         result: Result<T, ClusterError>,
@@ -240,7 +240,8 @@ fn is_forbidden(error: &ClusterError) -> bool {
     matches!(&**source, kube::Error::Api(status) if status.code == 403)
 }
 
-/// The version of a definition in which its objects are read: the mesh's own, the stored one, or any other.
+/// Returns the version in which objects of a definition are read: the one that Ambit knows, the stored one, or any
+/// other.
 fn served(definition: CustomResourceDefinition) -> Option<(String, String, String)> {
     let spec = definition.spec;
     let of_mesh = Kind::find(Some(&format!("{}/v1", spec.group)), &spec.names.kind);
@@ -253,7 +254,7 @@ fn served(definition: CustomResourceDefinition) -> Option<(String, String, Strin
     Some((version, spec.names.kind, spec.names.plural))
 }
 
-/// An object without the record of who wrote its fields, which is often most of it.
+/// Removes `managedFields` from an object, which are often most of its size.
 fn light(mut value: Value) -> Value {
     let metadata = value.get_mut("metadata").and_then(Value::as_object_mut);
     if let Some(metadata) = metadata {

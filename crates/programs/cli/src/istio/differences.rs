@@ -25,7 +25,7 @@ use super::{
 };
 use crate::manifest;
 
-/// Classes of Istio's Gateways, with the controllers that Istio's control plane is.
+/// GatewayClasses of Istio with their controller names.
 const CLASSES: [(&str, &str); 4] = [
     ("istio", "istio.io/gateway-controller"),
     ("istio-remote", "istio.io/unmanaged-gateway"),
@@ -33,12 +33,12 @@ const CLASSES: [(&str, &str); 4] = [
     ("agentgateway", "istio.io/agentgateway-controller"),
 ];
 
-/// Objects that differences of others depend on.
+/// Objects on which the differences of other objects depend.
 pub(super) struct Surroundings {
     root_namespace: String,
     cluster_domain: String,
     revision: String,
-    /// Whether ServiceEntries are seen everywhere unless they say otherwise.
+    /// Whether ServiceEntries without `exportTo` are visible in all namespaces.
     exports_to_all: bool,
     /// Controllers of classes.
     controllers: BTreeMap<String, String>,
@@ -79,7 +79,7 @@ impl Surroundings {
         all
     }
 
-    /// Whether a Gateway is one of Istio's that is no waypoint.
+    /// Whether a Gateway has a class of Istio and is no waypoint.
     fn is_istios(&self, gateway: &Gateway) -> bool {
         let class = gateway.spec.gateway_class_name.as_str();
         match self.controllers.get(class) {
@@ -230,7 +230,7 @@ impl Surroundings {
 /// Outcome, field, effect and advice.
 type Difference = (Outcome, String, String, String);
 
-/// TLS without authorities: Istio verifies nothing there.
+/// Differences of a DestinationRule: for TLS without CA certificates, Istio does not verify the server.
 fn destination_rule(rule: &Object<DestinationRuleSpec>) -> Vec<Difference> {
     let mut found = Vec::new();
     let mut check = |at: String, policy: &TlsPolicy| {
@@ -299,7 +299,7 @@ fn revisioned_settings(map: &ConfigMap) -> Vec<Difference> {
     difference.into_iter().collect()
 }
 
-/// Objects of a kind of the Gateway API.
+/// Parses an object of the Gateway API, if it is of the kind.
 fn of_gateway_api<'a, T: DeserializeOwned + Default>(
     objects: impl Iterator<Item = &'a Value>,
     kind: &'static str,
@@ -310,8 +310,7 @@ fn of_gateway_api<'a, T: DeserializeOwned + Default>(
     objects.filter(is_one).map(read)
 }
 
-/// An object in its own form; fields that are `null` are as if they were missing. The control plane reports an object of
-/// another form.
+/// Parses an object; `null` fields count as missing. The control plane reports malformed objects.
 pub(super) fn read<T: DeserializeOwned + Default>(value: &Value) -> T {
     T::deserialize(manifest::of(value)).unwrap_or_default()
 }

@@ -1,5 +1,5 @@
 //! Labels and annotations of Istio on namespaces, services and workloads: those that Ambit follows, and replacements of
-//! the others. Labels that the control plane reads are judged by the control plane's code, not here.
+//! the others. Labels that the control plane reads are checked by its own code, not here.
 
 use ambit_k8s_api::{
     Object, ObjectMeta,
@@ -25,9 +25,9 @@ use Place::{Namespace, Service, Workload};
 /// Rule for a label or annotation.
 struct Rule {
     place: Place,
-    /// Its name, or the beginning of its name up to the slash.
+    /// Name of the label or annotation, or its prefix up to the slash.
     key: &'static str,
-    /// Its value; any value without one.
+    /// Value of the label or annotation; `None` matches any value.
     value: Option<&'static str>,
     outcome: Outcome,
     effect: &'static str,
@@ -64,7 +64,7 @@ const OUTBOUND: &str =
     "all outbound connections are captured; those to addresses outside of the mesh pass unchanged";
 const SIDECAR_RESOURCES: &str = "set the chart's ztunnel.resources, and spec.infrastructure.parametersRef of a waypoint's Gateway";
 
-/// The rules; the first one for a label or annotation counts.
+/// Rules for labels and annotations; the first match counts.
 const RULES: &[Rule] = &[
     rule(
         Namespace,
@@ -337,11 +337,12 @@ pub(crate) struct Mark {
     pub(crate) advice: String,
 }
 
-/// Marks of an object of any kind. Those of a pod count as its workload's.
+/// Returns the marks of an object of any kind. Marks of a pod count as those of its workload.
 pub(super) fn of_value(value: &Value) -> Vec<Mark> {
-    let (Ok(TypeMeta { api_version, kind }), Ok(named)) =
-        (TypeMeta::deserialize(value), Templated::deserialize(value))
-    else {
+    let (Ok(TypeMeta { api_version, kind }), Ok(named)) = (
+        TypeMeta::deserialize(value),
+        ObjectWithTemplate::deserialize(value),
+    ) else {
         return Vec::new();
     };
     let (place, at) = match (api_version.as_str(), kind.as_str()) {
@@ -353,7 +354,7 @@ pub(super) fn of_value(value: &Value) -> Vec<Mark> {
         ("batch/v1", "CronJob") => (Workload, "spec.jobTemplate.spec.template"),
         _ => return Vec::new(),
     };
-    let Templated {
+    let ObjectWithTemplate {
         metadata: own,
         spec,
     } = named;
@@ -378,10 +379,10 @@ pub(super) fn of_value(value: &Value) -> Vec<Mark> {
     marks(&metadata, place, &object, (&name, prefix))
 }
 
-/// Metadata of an object of any kind, and of the pods that it makes.
+/// Metadata of an object of any kind, and of its pod template.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Templated {
+struct ObjectWithTemplate {
     metadata: ObjectMeta,
     spec: TemplatedSpec,
 }
@@ -411,7 +412,7 @@ struct JobSpec {
     template: PodTemplate,
 }
 
-/// Marks of an object of a kind that the mesh reads.
+/// Returns the marks of an object of a kind that the control plane reads.
 pub(crate) fn of_object(object: &Object) -> Vec<Mark> {
     let key = object.key();
     let (place, template) = match object {
@@ -433,7 +434,7 @@ pub(crate) fn of_object(object: &Object) -> Vec<Mark> {
     marks(metadata, place, &key.to_string(), (&key.name, prefix))
 }
 
-/// Kind and name of the workload whose controller made a pod.
+/// Returns kind and name of the workload that owns a pod.
 fn workload_of(pod: &ObjectMeta) -> Option<(String, String)> {
     let mut owners = pod.owner_references.iter().flatten();
     let owner = owners.find(|owner| owner.controller == Some(true))?;
@@ -503,7 +504,7 @@ fn is_for(rule: &Rule, key: &str, value: &str) -> bool {
     is_key && rule.value.is_none_or(|of_rule| of_rule == value)
 }
 
-/// Whether pods are parts of a mesh: its control plane, agents and node proxies, or instances of a Gateway.
+/// Whether pods belong to a mesh's own components: control plane, agents, node proxies, or instances of a Gateway.
 fn is_of_the_mesh(pod: &ObjectMeta) -> bool {
     let labels = pod.labels.as_ref();
     let label = |key: &str| labels.and_then(|labels| labels.get(key));

@@ -1,5 +1,5 @@
-//! Kind of an object, and fields of objects of Istio's kinds whose meaning differs. Unlike those of `ambit_k8s_api`, these
-//! types ignore all other fields: an object that the control plane refuses has its differences, too.
+//! Kinds of objects, and fields whose meaning differs between Istio and Ambit. Unlike those of `ambit_k8s_api`, these
+//! types ignore all other fields, so that differences of an object that the control plane rejects are found, too.
 
 use std::collections::BTreeMap;
 
@@ -68,7 +68,7 @@ pub(super) struct Subset {
     pub(super) traffic_policy: TlsPolicy,
 }
 
-/// Policy of a host, of a subset, or of one of their ports.
+/// TLS policy of a host, of a subset, or of one of their ports.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct TlsPolicy {
@@ -86,7 +86,7 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    /// Whether it names the authorities by which certificates are verified.
+    /// Whether the policy names CA certificates for the verification of servers.
     pub(super) fn names_authorities(&self) -> bool {
         self.ca_certificates.is_some() || self.credential_name.is_some()
     }

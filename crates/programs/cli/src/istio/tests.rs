@@ -1,4 +1,4 @@
-//! Objects of a bookshop like the one of Istio's documents, with and without sidecars.
+//! Effects of the objects of a bookshop like the one in Istio's documentation, with and without sidecars.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ fn mesh(text: &str) -> Mesh {
     }
 }
 
-/// One effect a line: outcome, object, field, effect and advice.
+/// Formats one effect a line: outcome, object, field, effect and advice.
 fn lines(text: &str) -> Vec<String> {
     let line = |one: Effect| {
         let Effect {

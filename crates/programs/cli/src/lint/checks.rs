@@ -1,6 +1,6 @@
-//! Checks for valid objects without effect: selectors and principals that match nothing, rules of routes that
-//! an earlier one always answers. The control plane does not report these: pods come and go, and a policy for pods that
-//! do not run yet is no problem of a mesh.
+//! Checks for valid objects without effect: selectors and principals that match nothing, and rules of routes that an
+//! earlier rule shadows. The control plane does not report these: pods come and go, and a policy for pods that do not
+//! run yet is no problem of a mesh.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use ambit_k8s_api::{
     istio::{AuthorizationPolicy, selected_labels},
 };
 
-/// Everything about the objects of `linted`.
+/// Returns the findings of all checks for the objects of `linted`.
 pub(super) fn all(objects: &[ObjectEvent], linted: &BTreeSet<ObjectKey>) -> Vec<Problem> {
     let applied = || {
         objects.iter().filter_map(|event| match event {
@@ -58,7 +58,7 @@ pub(super) fn all(objects: &[ObjectEvent], linted: &BTreeSet<ObjectKey>) -> Vec<
 /// Field and message.
 type Finding = (String, String);
 
-/// The pods of each namespace.
+/// Pods by namespace.
 #[derive(Default)]
 struct Pods<'a>(BTreeMap<&'a str, Vec<&'a Pod>>);
 
@@ -72,7 +72,7 @@ impl<'a> Pods<'a> {
         all
     }
 
-    /// A selector that no pod of the namespace has the labels for. Of a namespace without pods nothing is known.
+    /// Finds a selector that matches no pod of the namespace. A namespace without pods has no finding.
     fn unselected(
         &self,
         namespace: &str,
@@ -96,7 +96,7 @@ impl<'a> Pods<'a> {
         vec![("spec.selector.matchLabels".to_owned(), message)]
     }
 
-    /// Whether a pod runs as the account, if the pods of its namespace are known.
+    /// Whether a pod runs under the service account; true if the namespace has no pods.
     fn runs(&self, namespace: &str, account: &str) -> Option<bool> {
         let pods = self.0.get(namespace)?;
         let runs = |pod: &&Pod| {
@@ -108,7 +108,7 @@ impl<'a> Pods<'a> {
     }
 }
 
-/// Principals of accounts that no pod runs as.
+/// Finds principals of service accounts that no pod uses.
 fn unknown_principals(policy: &AuthorizationPolicy, pods: &Pods<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     for (number, rule) in policy.spec.rules.iter().enumerate() {
@@ -132,7 +132,7 @@ fn unknown_principals(policy: &AuthorizationPolicy, pods: &Pods<'_>) -> Vec<Find
     found
 }
 
-/// Namespace and account of a principal without wildcards: `trust-domain/ns/NAMESPACE/sa/ACCOUNT`.
+/// Returns namespace and service account of a principal without wildcards: `trust-domain/ns/NAMESPACE/sa/ACCOUNT`.
 fn account_of(principal: &str) -> Option<(&str, &str)> {
     let mut parts = principal.split('/');
     let (_, ns, namespace) = (parts.next()?, parts.next()?, parts.next()?);
@@ -141,7 +141,7 @@ fn account_of(principal: &str) -> Option<(&str, &str)> {
     (is_whole && !principal.contains('*')).then_some((namespace, account))
 }
 
-/// Matches of a rule that an earlier rule of the route has, too: the earlier one answers all of their requests.
+/// Finds matches of a rule that an earlier rule of the route has, too, and so shadows.
 fn shadowed_matches(route: &HTTPRoute) -> Vec<Finding> {
     let mut first: Vec<(String, usize)> = Vec::new();
     let mut found = Vec::new();
@@ -169,7 +169,7 @@ fn shadowed_matches(route: &HTTPRoute) -> Vec<Finding> {
     found
 }
 
-/// A match with its defaults written out, and without the order of its parts.
+/// Normalizes a match: explicit defaults, and sorted conditions.
 fn canonical(one: &HttpRouteMatch) -> String {
     let path = one.path.clone().unwrap_or_default();
     let kind = path.type_.as_deref().unwrap_or("PathPrefix");

@@ -1,4 +1,4 @@
-//! Manifests with and without objects around them.
+//! Problems of manifests alone, and together with objects of a mesh.
 
 use std::path::Path;
 
@@ -71,7 +71,7 @@ spec: {selector: {matchLabels: {app: web, tier: back}}, mtls: {mode: STRICT}}
 }
 
 #[test]
-fn policies_are_not_judged_by_pods_that_nobody_knows() {
+fn namespaces_without_pods_cause_no_findings() {
     let policy = "
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -84,7 +84,7 @@ spec:
 }
 
 #[test]
-fn rules_that_an_earlier_one_always_answers_are_found() {
+fn shadowed_rules_are_found() {
     let route = "
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute

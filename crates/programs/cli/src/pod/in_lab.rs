@@ -1,10 +1,10 @@
-//! A pod of a lab, by all sources.
+//! Report on a pod of a lab.
 
 use ambit_install::object::name;
 use ambit_k8s_api::{Gateway, Pod};
 use ambit_lab::LabNetns;
 
-use super::{Answers, Report, proxy_of};
+use super::report::{Answers, Report, proxy_of};
 use crate::{
     CliError, ErrorKind,
     dump::Dump,

@@ -1,4 +1,4 @@
-//! Which waypoint takes the requests to a pod itself, and why: by labels and Gateways, in the control plane's order.
+//! Binding of a pod's own address to a waypoint: labels and Gateways in the control plane's order, with the reason.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use serde::Serialize;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Binding {
-    /// `namespace/name`; nothing if the pod is called directly.
+    /// Name of the waypoint, `namespace/name`; `None` if the pod is called directly.
     pub(super) waypoint: Option<String>,
     /// Reason of the binding.
     pub(super) why: String,
@@ -25,7 +25,7 @@ fn value<'a>(map: &'a Map, name: &str) -> Option<&'a str> {
     map.as_ref()?.get(name).map(String::as_str)
 }
 
-/// The waypoint of a pod of the namespace `namespace`; `gateways` are those of the cluster.
+/// Returns the waypoint of a pod in `namespace`; `gateways` are all Gateways of the cluster.
 pub(super) fn binding(pod: &Pod, namespace: &Namespace, gateways: &[Gateway]) -> Binding {
     let of = namespace.metadata.name.as_deref().unwrap_or_default();
     let by_label = |labels: &Map, whose: &str| {
@@ -69,7 +69,7 @@ fn labelled(name: &str, namespace: &str, whose: &str, gateways: &[Gateway]) -> B
     }
 }
 
-/// The Gateway of the pod's service account, else the one of its namespace; of several the oldest.
+/// Returns the Gateway of the pod's service account, or else of its namespace; the oldest one of several.
 fn by_gateway(pod: &Pod, namespace: &str, gateways: &[Gateway]) -> Binding {
     let spec = pod.spec.as_ref();
     let account = spec.and_then(|spec| spec.service_account_name.as_deref());
@@ -115,7 +115,7 @@ fn by_gateway(pod: &Pod, namespace: &str, gateways: &[Gateway]) -> Binding {
     }
 }
 
-/// Whose a waypoint is that another controller runs, as the end of a sentence.
+/// Names the controller of a foreign waypoint, as the end of a sentence.
 fn foreign(gateway: Option<&Gateway>) -> Option<String> {
     let gateway = gateway.filter(|gateway| gateway.spec.gateway_class_name != CLASS)?;
     let class = &gateway.spec.gateway_class_name;

@@ -1,4 +1,4 @@
-//! The policies of one waypoint, and what they make of what it saw. Pure.
+//! Policies of one waypoint, and their decisions about recorded calls. Pure.
 
 use ambit_l7::authz::{self as l7, Scope};
 use ambit_model::{HttpAction, HttpPolicy};

@@ -1,5 +1,4 @@
-//! Counters of a proxy, read from its metrics: callers, servers and how often, and nothing else. Without access logs
-//! there is no other source.
+//! Counters of a proxy's metrics: numbers of calls by caller and server. They are the only source without access logs.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,15 +6,15 @@ use ambit_model::Identity;
 
 /// Calls between two parties.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Counted {
+pub(crate) struct CountedCalls {
     /// Source of the metric.
     pub(crate) at: Counter,
     /// Identity that the caller proved.
     pub(crate) identity: Option<Identity>,
-    /// Labels may be removed or changed (Telemetry): then caller or destination are unknown.
-    pub(crate) tells_caller: bool,
-    pub(crate) tells_called: bool,
-    /// Namespace and name of the caller's workload, where it is known.
+    /// Whether the labels identify the caller and the destination: a Telemetry may remove or change labels.
+    pub(crate) has_caller: bool,
+    pub(crate) has_called: bool,
+    /// Namespace and name of the caller's workload, if known.
     pub(crate) caller: Option<(String, String)>,
     /// Namespace and name of the callee.
     pub(crate) called: Option<(String, String)>,
@@ -36,12 +35,12 @@ pub(crate) enum Counter {
 }
 
 /// Reads the counters of a scrape.
-pub(crate) fn read(scrape: &str) -> Vec<Counted> {
-    let mut all: Vec<Counted> = Vec::new();
+pub(crate) fn read(scrape: &str) -> Vec<CountedCalls> {
+    let mut all: Vec<CountedCalls> = Vec::new();
     let mut places = HashMap::new();
     for one in scrape.lines().filter_map(line) {
         // They may differ in what is not read: codes, flags, localities.
-        let between = Counted {
+        let between = CountedCalls {
             times: 0,
             ..one.clone()
         };
@@ -54,7 +53,7 @@ pub(crate) fn read(scrape: &str) -> Vec<Counted> {
     all
 }
 
-fn line(line: &str) -> Option<Counted> {
+fn line(line: &str) -> Option<CountedCalls> {
     let (family, rest) = line.split_once('{')?;
     let (labels, value) = labels(rest)?;
     let known = |name: &str| {
@@ -72,7 +71,7 @@ fn line(line: &str) -> Option<Counted> {
     let is_nobody = labels
         .get("source_principal")
         .is_some_and(|text| text == "unknown");
-    let tells_called = at == Counter::Pod || labels.contains_key("destination_service");
+    let has_called = at == Counter::Pod || labels.contains_key("destination_service");
     let service = known("destination_service_namespace")
         .zip(known("destination_service"))
         .zip(known("destination_service_name"));
@@ -83,10 +82,10 @@ fn line(line: &str) -> Option<Counted> {
         reason = "counters are whole numbers, and larger ones are cut"
     )]
     let times = times as usize;
-    (times > 0).then_some(Counted {
+    (times > 0).then_some(CountedCalls {
         at,
-        tells_caller: identity.is_some() || is_nobody,
-        tells_called,
+        has_caller: identity.is_some() || is_nobody,
+        has_called,
         identity,
         caller: workload("source_workload_namespace", "source_workload"),
         called: workload("destination_workload_namespace", "destination_workload"),
@@ -137,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_in_nothing_that_matters_is_one_and_what_does_is_not() {
+    fn only_relevant_labels_separate_counted_calls() {
         let scrape = [
             "# TYPE istio_requests counter\n".to_owned(),
             requests("a", 200, 2),
@@ -158,17 +157,13 @@ mod tests {
     }
 
     #[test]
-    fn values_of_labels_may_hold_what_ends_them() {
+    fn label_values_may_contain_escaped_delimiters() {
         let line = r#"istio_requests_total{reporter="waypoint",source_workload="a\"},b\\\nc",source_workload_namespace="n",source_principal="unknown"} 1"#;
         let counted = read(line);
         assert_eq!(counted.len(), 1);
         let caller = counted.first().and_then(|one| one.caller.clone());
         assert_eq!(caller, Some(("n".to_owned(), "a\"},b\\\nc".to_owned())));
-        assert!(
-            counted
-                .iter()
-                .all(|one| one.tells_caller && !one.tells_called)
-        );
+        assert!(counted.iter().all(|one| one.has_caller && !one.has_called));
         // Cut anywhere, nothing is made up.
         for end in 0..line.len() {
             assert_eq!(read(line.get(..end).unwrap_or_default()), [], "{end}");

@@ -1,5 +1,5 @@
-//! What a proxy has seen, read from a line of its access log: a node proxy's, text or JSON, or a waypoint's, in
-//! Istio's default text or JSON; or from the connections that are open, which have no line yet.
+//! Recorded calls: lines of access logs of node proxies (text or JSON) and of waypoints (Istio's default text or JSON),
+//! and open connections, which have no line yet.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -9,32 +9,32 @@ use serde_json::{Map, Value};
 use crate::{access_log::AccessLine, dump::OpenDump};
 
 /// Suffix of texts that a waypoint's log truncates.
-const CUT: &str = "...";
+const TRUNCATED_SUFFIX: &str = "...";
 
 /// One connection or request that a proxy decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Observed {
+pub(crate) struct ObservedCall {
     /// Address of the client.
     pub(crate) from: SocketAddr,
-    /// Verified identity of the caller, where the line has it.
+    /// Verified identity of the caller, if the line has it.
     pub(crate) identity: Option<Identity>,
     /// Address of the callee.
     pub(crate) to: SocketAddr,
-    pub(crate) at: At,
+    pub(crate) at: Observer,
 }
 
 /// Proxy that observed the call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum At {
+pub(crate) enum Observer {
     /// Node proxy of the called pod.
     Pod,
-    /// Seen by a waypoint.
-    Waypoint(Seen),
+    /// Waypoint of the called service or pod.
+    Waypoint(WaypointCall),
 }
 
 /// Call as observed by a waypoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct WaypointCall {
     /// Hostname of the service, if the call was forwarded.
     pub(crate) host: Option<String>,
     /// Server name of TLS passthrough.
@@ -55,14 +55,14 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Whether the log holds only its beginning.
+    /// Whether the log truncated the path.
     pub(crate) fn is_cut(&self) -> bool {
-        self.path.ends_with(CUT) || self.authority.ends_with(CUT)
+        self.path.ends_with(TRUNCATED_SUFFIX) || self.authority.ends_with(TRUNCATED_SUFFIX)
     }
 }
 
 /// Reads a line; `None` if it records nothing that can be evaluated.
-pub(crate) fn read(line: &str) -> Option<Observed> {
+pub(crate) fn read(line: &str) -> Option<ObservedCall> {
     let line = line.trim();
     if line.starts_with('{') {
         let map: Map<String, Value> = serde_json::from_str(line).ok()?;
@@ -97,8 +97,8 @@ pub(crate) fn read(line: &str) -> Option<Observed> {
     of_node_proxy(|name| line.field(name))
 }
 
-/// Connections to pods that are open, of a node proxy's dump.
-pub(crate) fn open(dump: &OpenDump) -> Vec<Observed> {
+/// Returns the open connections to pods in a node proxy's dump.
+pub(crate) fn open(dump: &OpenDump) -> Vec<ObservedCall> {
     let pods = dump.workload_state.values();
     let inbound = pods.filter_map(|pod| pod.connections.get("inbound"));
     let connections = inbound.flatten().filter_map(|connection| {
@@ -107,12 +107,12 @@ pub(crate) fn open(dump: &OpenDump) -> Vec<Observed> {
             Value::String(identity) => Some(identity.parse().ok()?),
             _ => None,
         };
-        Some(Observed {
+        Some(ObservedCall {
             from: connection.src.parse().ok()?,
             identity,
             // The address of a redirection is not the called one.
             to: connection.original_dst.parse().ok()?,
-            at: At::Pod,
+            at: Observer::Pod,
         })
     });
     connections.collect()
@@ -130,7 +130,7 @@ const PLACES: [(&str, usize); 8] = [
     ("requested_server_name", 20),
 ];
 
-/// Splits at spaces outside quotes. Texts of requests have no quotes of their own.
+/// Splits a line at spaces outside quotes. Texts of requests contain no quotes.
 fn fields(line: &str) -> Vec<String> {
     let mut fields = vec![String::new()];
     let mut is_quoted = false;
@@ -148,8 +148,8 @@ fn fields(line: &str) -> Vec<String> {
     fields
 }
 
-/// Connections are authorized at their destination; each has one line when it is over, or is refused.
-fn of_node_proxy<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<Observed> {
+/// Reads a node proxy's line. A connection is authorized at its destination, which logs it when it ends or is refused.
+fn of_node_proxy<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<ObservedCall> {
     let is_over = field("duration").is_some() || field("error").is_some();
     if field("direction") != Some("inbound") || !is_over {
         return None;
@@ -163,15 +163,15 @@ fn of_node_proxy<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<Observed
         Some(text) => Some(text.parse().ok()?),
         None => None,
     };
-    Some(Observed {
+    Some(ObservedCall {
         from: field("src.addr")?.parse().ok()?,
         identity,
         to,
-        at: At::Pod,
+        at: Observer::Pod,
     })
 }
 
-fn of_waypoint<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<Observed> {
+fn of_waypoint<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<ObservedCall> {
     let owned = |name: &str| field(name).map(str::to_owned);
     // The name of a service, or for instance inbound-vip|80|http|web.shop.svc.cluster.local.
     let host = field("upstream_cluster").and_then(|name| name.rsplit('|').next());
@@ -192,11 +192,11 @@ fn of_waypoint<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<Observed> 
             .filter_map(|(header, member)| Some((header, owned(member)?)))
             .collect(),
     });
-    Some(Observed {
+    Some(ObservedCall {
         from: field("downstream_remote_address")?.parse().ok()?,
         identity: None,
         to: field("downstream_local_address")?.parse().ok()?,
-        at: At::Waypoint(Seen {
+        at: Observer::Waypoint(WaypointCall {
             host: host.map(str::to_owned),
             sni: owned("requested_server_name"),
             request,

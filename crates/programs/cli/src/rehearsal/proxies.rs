@@ -1,4 +1,4 @@
-//! Open connections and counters of proxies. One that does not respond is named: the rehearsal runs without it.
+//! Open connections and counters of proxies. A proxy that does not respond is noted, and the rehearsal runs without it.
 
 use ambit_install::cluster::Cluster;
 use ambit_k8s_api::Pod;
@@ -6,8 +6,8 @@ use ambit_lab::{Client, LabNetns};
 use hyper::Method;
 
 use super::{
-    counted::{self, Counted},
-    observed::{self, Observed},
+    counted::{self, CountedCalls},
+    observed::{self, ObservedCall},
 };
 use crate::{
     CliError,
@@ -21,11 +21,11 @@ use crate::{
 const ADMIN: u16 = 15000;
 const METRICS: u16 = 15020;
 
-/// Observations of the proxies, as described for the module.
+/// Open connections and counters of all queried proxies.
 #[derive(Default)]
 pub(super) struct ProxyAnswers {
-    pub(super) open: Vec<Observed>,
-    pub(super) counted: Vec<Counted>,
+    pub(super) open: Vec<ObservedCall>,
+    pub(super) counted: Vec<CountedCalls>,
     pub(super) notes: Vec<String>,
 }
 

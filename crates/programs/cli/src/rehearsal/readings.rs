@@ -1,4 +1,4 @@
-//! Readings of policies with unrecorded fields: as if these matched, and as if they did not.
+//! Two readings of a policy whose fields were not recorded: as if these fields matched, and as if they did not.
 
 use ambit_model::{Authorization, HttpAttribute, HttpOperation, HttpPolicy, HttpSource, Match};
 
@@ -44,7 +44,7 @@ impl Knowledge {
         }
     }
 
-    /// A source without its unrecorded fields.
+    /// Removes unrecorded fields from a source.
     fn source(self, of: &HttpSource) -> HttpSource {
         let mut known = of.clone();
         known.request_principals.clear();
@@ -66,7 +66,7 @@ impl Knowledge {
     }
 }
 
-/// A waypoint's policy as if unrecorded fields matched, or did not.
+/// Returns a waypoint's policy as if unrecorded fields matched, or did not.
 pub(super) fn at_waypoint(
     policy: &HttpPolicy,
     knowledge: Knowledge,

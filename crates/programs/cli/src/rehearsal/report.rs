@@ -1,4 +1,4 @@
-//! What a rehearsal comes to, for people and programs.
+//! Report of a rehearsal, for people and programs.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub(crate) struct Row {
     pub(crate) why: String,
 }
 
-/// Report of a rehearsal, as described for the module.
+/// Differences between the current and the rehearsed decisions.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
@@ -39,7 +39,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Adds something that was seen, with what becomes of it now and then.
+    /// Adds a recorded call with the current decision and the rehearsed one.
     pub(super) fn add(&mut self, row: Row, now: CallDecision, then: CallDecision) {
         let row_with = |by: String, why: String| Row {
             by,

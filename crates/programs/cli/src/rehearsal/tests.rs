@@ -5,9 +5,9 @@ use std::path::Path;
 use ambit_derive::MeshConfig;
 use ambit_k8s_api::ObjectEvent;
 
-use super::{judge::Rehearsal, observed, report::Report};
+use super::{evaluation::Rehearsal, observed, report::Report};
 
-mod untold;
+mod without_logs;
 
 /// Two pods behind a service, with a waypoint before the service, one pod without, and callers.
 const MESH: &str = "
@@ -86,7 +86,7 @@ spec: {spec}
     )
 }
 
-/// A connection that the node proxy of `db` let through.
+/// A connection that the node proxy of `db` allowed.
 fn to_db(source: &str) -> String {
     let from = match source {
         "front" => "src.addr=10.0.0.3:1 src.identity=\"spiffe://cluster.local/ns/shop/sa/front\"",
@@ -102,7 +102,7 @@ fn to_db(source: &str) -> String {
     )
 }
 
-/// A request that the waypoint sent on.
+/// A request that the waypoint forwarded.
 fn to_web(method: &str, path: &str) -> String {
     format!(
         "[2020-11-25T21:26:18.409Z] \"{method} {path} HTTP/1.1\" 200 - via_upstream - \"-\" 3 135 4 5 \"-\" \
@@ -195,7 +195,7 @@ spec: {mtls: {mode: STRICT}}
 }
 
 #[test]
-fn requests_at_a_waypoint_are_judged_by_path_method_and_caller() {
+fn waypoint_requests_are_decided_by_path_method_and_caller() {
     let target = "targetRefs: [{kind: Service, group: '', name: web}]";
     let deny = policy(
         "no-admin",
@@ -257,7 +257,7 @@ fn json_logs_of_either_proxy_equal_their_text() {
 }
 
 #[test]
-fn what_logs_do_not_tell_is_undecided_and_only_where_it_matters() {
+fn unlogged_attributes_leave_only_dependent_calls_undecided() {
     let target = "targetRefs: [{kind: Service, group: '', name: web}]";
     let header = |action: &str, name: &str| {
         let when = format!("when: [{{key: 'request.headers[{name}]', values: [a]}}]");

@@ -1,6 +1,6 @@
-//! What there is: the objects of the mesh and what its proxies have seen, from files, a lab or a cluster.
+//! Objects of the mesh and the recorded traffic of its proxies, from files, a lab or a cluster.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ambit_derive::{
     MeshConfig, ReferenceGrants, ServicePolicyScope, WaypointAttachment, WaypointBinding,
@@ -14,9 +14,8 @@ use ambit_waypoint_objects::GATEWAY_NAME;
 use serde_json::Value;
 
 use super::{
-    RehearsalArgs,
-    counted::Counted,
-    observed::{self, Observed},
+    counted::CountedCalls,
+    observed::{self, ObservedCall},
     proxies::ProxyAnswers,
 };
 use crate::{
@@ -40,54 +39,69 @@ const KINDS: [Kind; 10] = [
     Kind::AuthorizationPolicy,
     Kind::PeerAuthentication,
 ];
-/// Versions of kinds, the best first.
+/// API versions by preference.
 const VERSIONS: [&str; 5] = ["v1", "v1beta1", "v1alpha3", "v1alpha2", "v1alpha1"];
-/// Lines of a cluster's logs, each from its end.
+/// Maximum number of lines from the end of each log of a cluster.
 const LOG_LINES: i64 = 100_000;
 /// The control plane's Deployment, which has the settings of the mesh.
 const CONTROL: &str = "ambit-control";
 
-/// Objects of the cluster or lab, as described for the module.
+/// Sources of objects and traffic. Proxies of the mesh are queried if there are no files of logs, dumps and metrics.
+pub(super) struct Sources<'a> {
+    pub(super) lab: Option<&'a str>,
+    pub(super) target: &'a Target,
+    /// Directories of manifests, instead of the objects of a lab or cluster.
+    pub(super) objects: &'a [PathBuf],
+    /// Files of access logs.
+    pub(super) logs: &'a [PathBuf],
+    /// Files of node proxies' dumps.
+    pub(super) dumps: &'a [PathBuf],
+    /// Files of scraped metrics.
+    pub(super) metrics: &'a [PathBuf],
+}
+
+/// Objects of the mesh and the traffic that its proxies observed.
 #[derive(Default)]
 pub(super) struct World {
     pub(super) objects: Vec<ObjectEvent>,
     /// Calls from logs and open connections.
-    pub(super) lines: Vec<Observed>,
-    pub(super) counted: Vec<Counted>,
+    pub(super) lines: Vec<ObservedCall>,
+    pub(super) counted: Vec<CountedCalls>,
     /// Notes on parts that could not be queried.
     pub(super) notes: Vec<String>,
     pub(super) config: MeshConfig,
 }
 
 impl World {
-    pub(super) fn look(args: &RehearsalArgs) -> Result<Self, CliError> {
-        let files = [&args.log, &args.dump, &args.metrics];
+    /// Reads the objects and the traffic.
+    pub(super) fn look(sources: &Sources<'_>) -> Result<Self, CliError> {
+        let files = [sources.logs, sources.dumps, sources.metrics];
         let queries_proxies = files.iter().all(|files| files.is_empty());
-        let mut world = if !args.objects.is_empty() {
+        let mut world = if !sources.objects.is_empty() {
             Self {
-                objects: directories(&args.objects)?,
+                objects: directories(sources.objects)?,
                 ..Self::default()
             }
         } else {
-            let lab = args.target.lab(args.lab.as_deref());
-            Self::of(lab.as_deref(), &args.target, queries_proxies)?
+            let lab = sources.target.lab(sources.lab);
+            Self::of(lab.as_deref(), sources.target, queries_proxies)?
         };
-        world.config.root_namespace = args.target.mesh_namespace.as_str().into();
-        for file in &args.log {
+        world.config.root_namespace = sources.target.mesh_namespace.as_str().into();
+        for file in sources.logs {
             world.read(&text_of(file)?);
         }
         let mut answers = ProxyAnswers::default();
-        for file in &args.dump {
+        for file in sources.dumps {
             answers.dump(&file.display().to_string(), text_of(file)?.as_bytes());
         }
-        for file in &args.metrics {
+        for file in sources.metrics {
             answers.metrics(text_of(file)?.as_bytes());
         }
         world.take(answers);
         Ok(world)
     }
 
-    /// The objects of a lab, or of a cluster.
+    /// Reads the objects of a lab or a cluster.
     pub(super) fn objects_of(lab: Option<&str>, target: &Target) -> Result<Self, CliError> {
         let mut world = Self::of(lab, target, false)?;
         world.config.root_namespace = target.mesh_namespace.as_str().into();
@@ -202,7 +216,7 @@ impl World {
     }
 }
 
-/// The MeshConfig, by name: to list ConfigMaps is to read those of others.
+/// ConfigMap with the MeshConfig, which is read by name: listing would read ConfigMaps of others.
 fn mesh_settings(mesh_namespace: &str) -> ObjectRef {
     ObjectRef {
         api_version: "v1".to_owned(),
@@ -212,7 +226,7 @@ fn mesh_settings(mesh_namespace: &str) -> ObjectRef {
     }
 }
 
-/// The policies to rehearse. One that cannot be read is an error: to leave it out would be to say something else.
+/// Reads the policies to rehearse. An unreadable policy is an error, since results without it would be wrong.
 pub(super) fn policies(files: &[impl AsRef<Path>]) -> Result<Vec<ObjectEvent>, CliError> {
     let mut events = Vec::new();
     for path in files.iter().map(AsRef::as_ref) {
@@ -226,7 +240,7 @@ pub(super) fn policies(files: &[impl AsRef<Path>]) -> Result<Vec<ObjectEvent>, C
     Ok(events)
 }
 
-/// The policies of a text, which errors call `name`.
+/// Reads the policies of a text, which errors call `name`.
 pub(super) fn policies_of(name: &Path, text: &str) -> Result<Vec<ObjectEvent>, CliError> {
     of_snapshot(name, ambit_manifests::parse(name, text))
 }
@@ -265,13 +279,13 @@ fn readable(snapshot: Snapshot) -> Result<Vec<ObjectEvent>, CliError> {
     Ok(objects.map(applied).collect())
 }
 
-/// An object from its JSON form, in whatever state it is: an unreadable one is treated as by the control plane.
+/// Reads an object from its JSON form. A malformed object is treated as by the control plane.
 pub(crate) fn event(value: &Value) -> Result<ObjectEvent, CliError> {
     event_at(value, None)
         .map_err(|error| CliError::new(ErrorKind::Failed, "an object").because(error))
 }
 
-/// [`event`] of an object that is written at a known place, if its kind is read.
+/// [`event`] with the object's file and line; `None` if its kind is not read.
 pub(crate) fn event_at(
     value: &Value,
     origin: Option<&Origin>,
@@ -318,7 +332,7 @@ pub(crate) async fn list(cluster: &Cluster, kind: Kind) -> Result<Vec<Value>, Cl
     Ok(Vec::new())
 }
 
-/// The settings of the mesh, as the control plane has them.
+/// Reads the mesh's settings from the control plane's Deployment.
 pub(crate) async fn settings(
     cluster: &Cluster,
     mesh_namespace: &str,

@@ -1,4 +1,4 @@
-//! Answers of all parts of a lab's mesh. Its processes are shown as the pods that they would be on a cluster.
+//! Responses of all components of a lab's mesh. Its processes are represented as pods of a cluster.
 
 use std::net::SocketAddr;
 
@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1::{
 use serde::de::DeserializeOwned;
 
 use super::{
-    read,
-    report::{Answered, Gathered, GatheredWaypoint},
+    page,
+    report::{PodResponse, Responses, WaypointResponses},
 };
 use crate::{
     CliError,
@@ -27,7 +27,7 @@ use crate::{
 const MESH: &str = "istio-system";
 
 /// Queries all components of the mesh.
-pub(super) fn gather(lab: &str, node: Option<&str>) -> Result<Gathered, CliError> {
+pub(super) fn gather(lab: &str, node: Option<&str>) -> Result<Responses, CliError> {
     let client = labs::find(lab)?;
     let status = client.status().map_err(client_error)?;
     let nodes = status.nodes.iter().map(|node| node.name.clone());
@@ -62,7 +62,7 @@ pub(super) fn gather(lab: &str, node: Option<&str>) -> Result<Gathered, CliError
     // Waypoints belong to no node.
     let gateways = gateways.filter(|gateway| gateway.is_waypoint() && node.is_none());
     let waypoints = gateways.map(|gateway| waypoint(&client, &gateway, &status.pods));
-    Ok(Gathered {
+    Ok(Responses {
         agents: agents.collect(),
         proxies: proxies.collect(),
         controls: controls.collect(),
@@ -72,12 +72,12 @@ pub(super) fn gather(lab: &str, node: Option<&str>) -> Result<Gathered, CliError
     })
 }
 
-fn waypoint(client: &Client, gateway: &Seen, pods: &[PodStatus]) -> GatheredWaypoint {
+fn waypoint(client: &Client, gateway: &Seen, pods: &[PodStatus]) -> WaypointResponses {
     let pods = pods.iter().filter(|pod| gateway.has_pod(pod)).map(|pod| {
         let place = LabNetns::Pod(format!("{}/{}", pod.namespace, pod.name));
         ask(client, of_pod(pod), place, PROXY.1, DUMP)
     });
-    GatheredWaypoint {
+    WaypointResponses {
         name: format!("{}/{}", gateway.namespace(), gateway.name()),
         is_programmed: gateway.is_programmed(),
         pods: pods.collect(),
@@ -91,14 +91,14 @@ fn ask<T: DeserializeOwned>(
     place: LabNetns,
     port: u16,
     path: &str,
-) -> Answered<T> {
-    Answered {
+) -> PodResponse<T> {
+    PodResponse {
         pod,
         answer: answer_of(client, place, port, path),
     }
 }
 
-/// The JSON at a path of a lab's part, or why there is none.
+/// Fetches JSON from a component of a lab, or returns the reason why there is none.
 pub(crate) fn answer_of<T: DeserializeOwned>(
     client: &Client,
     place: LabNetns,
@@ -108,10 +108,10 @@ pub(crate) fn answer_of<T: DeserializeOwned>(
     let address = SocketAddr::from(([127, 0, 0, 1], port));
     let stream = client.dial(place, address).map_err(client_error);
     let answer = stream.and_then(|stream| source::request(stream, &Method::GET, "localhost", path));
-    read(path, answer)
+    page::parse(path, answer)
 }
 
-/// A process of the mesh as a pod.
+/// Represents a process of the mesh as a pod.
 fn of_daemon(daemon: &DaemonStatus, name: &str) -> Pod {
     let name = match &daemon.node {
         Some(node) => format!("{name}-{node}"),

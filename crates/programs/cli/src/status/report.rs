@@ -1,4 +1,4 @@
-//! What the answers of all parts mean together. Pure.
+//! Status of the mesh, derived from the responses of all components. Pure.
 
 use ambit_install::{
     object::{label, name, namespace_of},
@@ -16,7 +16,7 @@ use crate::{
 
 /// Pod of the mesh with its response.
 #[derive(Debug)]
-pub(crate) struct Answered<T> {
+pub(crate) struct PodResponse<T> {
     /// Pod of the part.
     pub(crate) pod: Pod,
     /// Response, or the reason why there is none.
@@ -25,28 +25,28 @@ pub(crate) struct Answered<T> {
 
 /// Responses of all components.
 #[derive(Debug, Default)]
-pub(crate) struct Gathered {
+pub(crate) struct Responses {
     /// Names of nodes.
     pub(crate) nodes: Vec<String>,
     /// `/v1/status` of the agents.
-    pub(crate) agents: Vec<Answered<AgentStatus>>,
+    pub(crate) agents: Vec<PodResponse<AgentStatus>>,
     /// `/config_dump` of the node proxies.
-    pub(crate) proxies: Vec<Answered<ProxyDump>>,
+    pub(crate) proxies: Vec<PodResponse<ProxyDump>>,
     /// `/debug/syncz` of the control plane.
-    pub(crate) controls: Vec<Answered<Vec<XdsClient>>>,
+    pub(crate) controls: Vec<PodResponse<Vec<XdsClient>>>,
     /// Problems of objects that the control plane finds.
     pub(crate) objects: Vec<Problem>,
-    pub(crate) waypoints: Vec<GatheredWaypoint>,
+    pub(crate) waypoints: Vec<WaypointResponses>,
 }
 
 /// Waypoint with its pods' responses to `/config_dump`.
 #[derive(Debug)]
-pub(crate) struct GatheredWaypoint {
+pub(crate) struct WaypointResponses {
     /// Gateway of the waypoint, `namespace/name`.
     pub(crate) name: String,
     /// Whether the Gateway has the condition `Programmed`.
     pub(crate) is_programmed: bool,
-    pub(crate) pods: Vec<Answered<ProxyDump>>,
+    pub(crate) pods: Vec<PodResponse<ProxyDump>>,
 }
 
 /// Status of the mesh.
@@ -125,7 +125,7 @@ const NOT_CONNECTED: &str = "not connected";
 const UNKNOWN: &str = "unknown";
 
 /// Combines the responses to a report.
-pub(crate) fn report(gathered: &Gathered) -> Report {
+pub(crate) fn report(gathered: &Responses) -> Report {
     let mut problems = Vec::new();
     let control_plane: Vec<_> = gathered
         .controls
@@ -164,14 +164,14 @@ pub(crate) fn report(gathered: &Gathered) -> Report {
 }
 
 fn waypoint_report(
-    gathered: &GatheredWaypoint,
-    all: &Gathered,
+    gathered: &WaypointResponses,
+    all: &Responses,
     clients: &[&XdsClient],
     problems: &mut Vec<String>,
 ) -> WaypointReport {
     let name = &gathered.name;
     let is_known = all.controls.iter().any(|control| control.answer.is_ok());
-    let pod = |answered: &Answered<ProxyDump>, problems: &mut Vec<String>| {
+    let pod = |answered: &PodResponse<ProxyDump>, problems: &mut Vec<String>| {
         let dump = answered.answer.as_ref().ok();
         let version = dump.map(|dump| dump.version.version.clone());
         let part = part(answered, version, problems);
@@ -203,7 +203,7 @@ fn waypoint_report(
 }
 
 /// State of a proxy's xDS stream.
-fn xds<T>(proxy: &Answered<T>, clients: &[&XdsClient], is_known: bool) -> String {
+fn xds<T>(proxy: &PodResponse<T>, clients: &[&XdsClient], is_known: bool) -> String {
     let name = format!("{}.{}", name(&proxy.pod), namespace_of(&proxy.pod));
     let client = clients.iter().find(|client| client.pod() == name);
     let state = client.map(|client| client.state());
@@ -213,7 +213,7 @@ fn xds<T>(proxy: &Answered<T>, clients: &[&XdsClient], is_known: bool) -> String
 
 fn node_report(
     node: &str,
-    gathered: &Gathered,
+    gathered: &Responses,
     clients: &[&XdsClient],
     problems: &mut Vec<String>,
 ) -> NodeReport {
@@ -253,7 +253,7 @@ fn node_report(
     report
 }
 
-fn here<'a, T>(parts: &'a [Answered<T>], node: &str) -> Option<&'a Answered<T>> {
+fn here<'a, T>(parts: &'a [PodResponse<T>], node: &str) -> Option<&'a PodResponse<T>> {
     parts.iter().find(|part| node_of(&part.pod) == Some(node))
 }
 
@@ -324,7 +324,7 @@ fn certificates(
 }
 
 fn part<T>(
-    answered: &Answered<T>,
+    answered: &PodResponse<T>,
     version: Option<String>,
     problems: &mut Vec<String>,
 ) -> PartReport {

@@ -1,4 +1,4 @@
-//! Policies of what was seen. Pure: flows and objects in, manifests out.
+//! Policies for observed traffic. Pure: flows and objects in, manifests out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,14 +12,14 @@ use ambit_k8s_api::{
 use k8s_openapi::Resource as _;
 use serde_json::Value;
 
-use super::seen::{Client, MAX_PATHS, Seen, Target, Usage};
+use super::observations::{Client, MAX_PATHS, Observations, Target, Usage};
 use crate::{manifest, output::printable};
 
 #[cfg(test)]
 mod tests;
 
-/// Labels that a pod has for itself, or that change with each rollout.
-const FLEETING: [&str; 5] = [
+/// Labels that are unique to a pod, or change with each rollout.
+const EPHEMERAL_LABELS: [&str; 5] = [
     "pod-template-hash",
     "controller-revision-hash",
     "pod-template-generation",
@@ -46,8 +46,12 @@ pub(super) struct Suggestions {
     pub(super) notes: Vec<String>,
 }
 
-/// The policies that allow what was seen and nothing else, one for each target.
-pub(super) fn suggest(seen: &Seen, objects: &[ObjectEvent], options: &Options<'_>) -> Suggestions {
+/// Returns policies that allow exactly the observed traffic, one for each target.
+pub(super) fn suggest(
+    seen: &Observations,
+    objects: &[ObjectEvent],
+    options: &Options<'_>,
+) -> Suggestions {
     let mesh = Mesh::of(objects);
     let mut suggestions = Suggestions::default();
     gaps(seen, &mut suggestions.notes);
@@ -106,7 +110,7 @@ pub(super) fn suggest(seen: &Seen, objects: &[ObjectEvent], options: &Options<'_
 }
 
 /// Adds notes on traffic that was not observed, or is left out.
-fn gaps(seen: &Seen, notes: &mut Vec<String>) {
+fn gaps(seen: &Observations, notes: &mut Vec<String>) {
     let first =
         "What was not seen is not allowed. Rehearse with `ambit policy test` after a further while";
     notes.push(first.to_owned());
@@ -211,7 +215,7 @@ fn sources(clients: &BTreeSet<&Client>) -> Vec<RuleFrom> {
         .collect()
 }
 
-/// The operations of a rule; none, if everything is used.
+/// Returns the operations of a rule; none if the client uses all ports and methods.
 fn operations(usage: &Usage, paths: bool) -> Vec<RuleTo> {
     let to = |operation| RuleTo {
         operation: Some(operation),
@@ -241,7 +245,7 @@ fn operations(usage: &Usage, paths: bool) -> Vec<RuleTo> {
     by_paths.into_iter().map(operation).map(to).collect()
 }
 
-/// Whether a path as it was seen means only itself in a policy.
+/// Whether an observed path matches only itself in a policy.
 fn is_exact(path: &str) -> bool {
     path.starts_with('/') && !path.contains(['*', '{', '}']) && !path.ends_with("...")
 }
@@ -274,7 +278,7 @@ impl<'a> Mesh<'a> {
         mesh
     }
 
-    /// A selector of the pods of these names and of no others.
+    /// Returns a selector of exactly the pods of these names.
     fn selector(
         &self,
         namespace: &str,
@@ -293,7 +297,7 @@ impl<'a> Mesh<'a> {
         };
         let mut common = labels(first);
         common.retain(|name, value| {
-            !FLEETING.contains(&name.as_str())
+            !EPHEMERAL_LABELS.contains(&name.as_str())
                 && ours.iter().all(|pod| labels(pod).get(name) == Some(value))
         });
         if common.is_empty() {

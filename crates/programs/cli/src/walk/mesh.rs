@@ -1,4 +1,4 @@
-//! Queries for predictions to the proxies of a lab or cluster.
+//! Queries the proxies of a lab or cluster for predictions.
 
 use ambit_lab::LabNetns;
 use ambit_mesh_json::explain::{EXPLAIN_PATH, Explanation, NodeProxyQuery, WaypointQuery};
@@ -101,7 +101,7 @@ impl Mesh {
     }
 }
 
-/// Proxies of other implementations, or from before this command, explain nothing.
+/// Error for proxies of other implementations or of versions without `/explain`.
 fn old(whom: &str) -> impl Fn(CliError) -> CliError {
     let what = format!("{whom} does not support `ambit explain`");
     move |error| {

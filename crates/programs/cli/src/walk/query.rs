@@ -1,4 +1,4 @@
-//! The request that flags describe.
+//! Request that the flags describe.
 
 use std::{fs, path::Path};
 
@@ -8,7 +8,7 @@ use hyper::{
     http::{HeaderName, HeaderValue, uri::PathAndQuery},
 };
 
-use super::WalkArgs;
+use super::args::WalkArgs;
 use crate::{CliError, ErrorKind};
 
 /// Default port of the request.
@@ -18,7 +18,7 @@ fn usage(what: impl Into<String>) -> CliError {
     CliError::new(ErrorKind::Usage, what)
 }
 
-/// Host and port of `--to`; `namespace/service` is the service's name.
+/// Parses host and port of `--to`; `namespace/service` is the service's name.
 pub(super) fn target(to: &str) -> Result<(String, u16), CliError> {
     let bad = || usage(format!("--to {to}: no HOST[:PORT]"));
     let is_ipv6 = to.parse::<std::net::Ipv6Addr>().is_ok();
@@ -42,7 +42,7 @@ pub(super) fn target(to: &str) -> Result<(String, u16), CliError> {
     Ok((host, port))
 }
 
-/// The request to a host and port.
+/// Builds the request to a host and port.
 pub(super) fn request(args: &WalkArgs, host: &str, port: u16) -> Result<HttpQuery, CliError> {
     if Method::from_bytes(args.method.as_bytes()).is_err() {
         return Err(usage(format!("-X {}: no method of HTTP", args.method)));
@@ -88,7 +88,7 @@ pub(super) fn request(args: &WalkArgs, host: &str, port: u16) -> Result<HttpQuer
     })
 }
 
-/// A header in lower case. Errors do not repeat values: they may be secrets.
+/// Parses a header; its name becomes lower case. Errors do not repeat values, which may be secrets.
 fn header(text: &str) -> Result<(String, String), CliError> {
     let (name, value) = text
         .split_once(':')

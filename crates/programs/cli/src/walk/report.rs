@@ -1,9 +1,9 @@
-//! The prediction for one request.
+//! Prediction for a request.
 
 use ambit_mesh_json::explain::{HttpQuery, Step, StepResult};
 use serde::Serialize;
 
-/// Prediction for a request, with the decisions of all proxies on its way.
+/// Prediction for a request, with the decisions of all proxies on its path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
@@ -17,9 +17,9 @@ pub(crate) struct Report {
     pub(crate) host: String,
     /// Path of the request, without its query, which may hold a token.
     pub(crate) path: String,
-    /// Whether the application gets it, or a route answers it without an error.
+    /// Whether the application receives the request, or a route responds without an error.
     pub(crate) allowed: bool,
-    /// Whether a step was not evaluated, so that the result may be another.
+    /// Whether a step was not evaluated, so that the result may differ.
     pub(crate) may_differ: bool,
     /// Response to the client.
     pub(crate) answer: Answer,

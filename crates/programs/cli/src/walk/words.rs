@@ -1,4 +1,4 @@
-//! The prediction in words.
+//! Text of a prediction.
 
 use ambit_mesh_json::explain::{Step, StepKind, StepResult};
 

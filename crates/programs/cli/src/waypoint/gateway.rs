@@ -1,4 +1,4 @@
-//! A waypoint's Gateway, to write and to show.
+//! Gateways of waypoints: manifests, and observed state.
 
 use std::collections::BTreeMap;
 
@@ -11,6 +11,8 @@ use ambit_lab::PodStatus;
 use ambit_waypoint_objects::CLASS;
 use serde::{Deserialize as _, Serialize, Serializer};
 use serde_json::{Value, json};
+
+use crate::{CliError, ErrorKind};
 
 /// Label with the revision of the control plane that manages a Gateway.
 const REVISION: &str = "istio.io/rev";
@@ -85,7 +87,7 @@ impl Seen {
         value.map_or("", String::as_str)
     }
 
-    /// Whether a pod of a lab is one of its pods, whose service account has its name.
+    /// Whether a lab's pod belongs to the waypoint: its service account has the Gateway's name.
     pub(crate) fn has_pod(&self, pod: &PodStatus) -> bool {
         (pod.namespace.as_str(), pod.service_account.as_str()) == (self.namespace(), self.name())
     }
@@ -95,7 +97,7 @@ impl Seen {
         self.class() == CLASS
     }
 
-    /// Whether another controller's Gateway declares itself a waypoint: labels may name any.
+    /// Whether another controller's Gateway declares itself a waypoint, so that labels may name it.
     pub(super) fn is_foreign_waypoint(&self) -> bool {
         let is_hbone = |one: &Listener| one.protocol == "HBONE" && one.port == 15008;
         let mut listeners = self.gateway.spec.listeners.iter();
@@ -139,4 +141,13 @@ impl Seen {
 
 fn or_default(text: &str) -> &str {
     if text.is_empty() { "default" } else { text }
+}
+
+/// Error for a waypoint without a running pod.
+pub(super) fn no_pod(gateway: &Seen) -> CliError {
+    let (namespace, name) = (gateway.namespace(), gateway.name());
+    let what = format!("no pod of the waypoint {namespace}/{name} runs");
+    CliError::new(ErrorKind::NotFound, what).hint(format!(
+        "`ambit waypoint status {name} -n {namespace}` shows why"
+    ))
 }

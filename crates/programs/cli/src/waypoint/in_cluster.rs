@@ -16,9 +16,8 @@ use hyper::Method;
 use serde_json::{Value, json};
 
 use super::{
-    ApplyArgs, Where,
-    gateway::{API_VERSION, Seen},
-    no_pod,
+    args::{ApplyArgs, Where},
+    gateway::{API_VERSION, Seen, no_pod},
 };
 use crate::{
     CliError, ErrorKind,
@@ -27,7 +26,7 @@ use crate::{
     http::Answer,
     install::{failed, progress},
     manifest,
-    output::say,
+    output::print_line,
     reach, rehearsal,
     source::{ADMIN, DUMP},
 };
@@ -41,7 +40,7 @@ fn refused(error: ClusterError) -> CliError {
     failed(error.into())
 }
 
-/// Gateways of all namespaces.
+/// Lists the Gateways of all namespaces.
 pub(super) async fn gateways(target: &Target) -> Result<Vec<Value>, CliError> {
     of(&target.cluster().await?).await
 }
@@ -52,7 +51,7 @@ pub(super) async fn of(cluster: &Cluster) -> Result<Vec<Value>, CliError> {
     list.map_err(refused)
 }
 
-/// Dump of a pod of a waypoint.
+/// Fetches the dump of a waypoint's pod.
 pub(super) async fn dump(target: &Target, gateway: &Seen) -> Result<Answer, CliError> {
     let cluster = target.cluster().await?;
     let pods = pods(&cluster, gateway).await?;
@@ -61,7 +60,7 @@ pub(super) async fn dump(target: &Target, gateway: &Seen) -> Result<Answer, CliE
     reach::ask_pod(&cluster, namespace, pod, port, Method::GET, DUMP).await
 }
 
-/// Pods of a waypoint.
+/// Lists the pods of a waypoint.
 pub(super) async fn pods(cluster: &Cluster, gateway: &Seen) -> Result<Vec<Pod>, CliError> {
     let label = format!("{GATEWAY_NAME}={}", gateway.name());
     reach::pods(cluster, gateway.namespace(), &label).await
@@ -99,13 +98,13 @@ pub(super) async fn apply(args: &ApplyArgs) -> Result<(), CliError> {
         refused(error)
             .hint("the cluster needs the definitions of the Gateway API: gateway-api.sigs.k8s.io")
     })?;
-    say(&format!("waypoint {namespace}/{name} applied"))?;
+    print_line(&format!("waypoint {namespace}/{name} applied"))?;
     if args.enroll_namespace {
         enroll(&cluster, &of, namespace, name).await?;
     }
     if args.wait {
         programmed(&cluster, namespace, name, args.waypoint_timeout).await?;
-        say(&format!("waypoint {namespace}/{name} is ready"))?;
+        print_line(&format!("waypoint {namespace}/{name} is ready"))?;
     }
     Ok(())
 }
@@ -133,7 +132,7 @@ async fn migrate(cluster: &Cluster, args: &ApplyArgs) -> Result<(), CliError> {
             let patch = json!({"spec": {"rules": manifest::of(&rules)}});
             cluster.merge(&policy, &patch).await.map_err(refused)?;
         }
-        say(&format!("policy {} migrated", moot.policy))?;
+        print_line(&format!("policy {} migrated", moot.policy))?;
     }
     Ok(())
 }
@@ -143,7 +142,7 @@ fn label<'a>(namespace: &'a Namespace, name: &str) -> Option<&'a str> {
     labels.get(name).map(String::as_str)
 }
 
-/// An error if a namespace uses another waypoint already.
+/// Fails if a namespace already uses another waypoint.
 fn check_free(
     of: &Namespace,
     namespace: &str,
@@ -169,7 +168,7 @@ async fn enroll(
     let object = ObjectRef::of_kind::<Namespace>(None, namespace);
     let patch = json!({"metadata": {"labels": labels}});
     cluster.merge(&object, &patch).await.map_err(refused)?;
-    say(&format!("namespace {namespace} uses the waypoint {name}"))?;
+    print_line(&format!("namespace {namespace} uses the waypoint {name}"))?;
     if label(of, DATAPLANE_MODE) != Some(DATAPLANE_MODE_AMBIENT) {
         progress(&format!(
             "warning: the namespace {namespace} is not in the mesh; `ambit enroll {namespace}` enrols it"

@@ -1,4 +1,4 @@
-//! Waypoints of a lab: a manifest each, in the lab's directory.
+//! Waypoints of a lab: one manifest for each in the lab's directory.
 
 use std::{
     fs,
@@ -12,23 +12,27 @@ use ambit_model::DEFAULT_TRUST_DOMAIN;
 use hyper::Method;
 use serde_json::Value;
 
-use super::{ApplyArgs, gateway::Seen, no_pod, unmigratable};
+use super::{
+    args::ApplyArgs,
+    gateway::{Seen, no_pod},
+    migration::unmigratable,
+};
 use crate::{
     CliError, ErrorKind,
     http::Answer,
     labs::{client_error, find, of_kind, values_of_kind},
     manifest,
-    output::say,
+    output::print_line,
     source::{self, ADMIN, DUMP},
 };
 
-/// Gateways of all namespaces.
+/// Lists the Gateways of all namespaces.
 pub(super) fn gateways(lab: &str) -> Result<Vec<Value>, CliError> {
     let status = find(lab)?.status().map_err(client_error)?;
     Ok(status.gateways)
 }
 
-/// Dump of a pod of a waypoint, of a ready one if there is one.
+/// Fetches the dump of a waypoint's pod, preferably of a ready one.
 pub(super) fn dump(lab: &str, gateway: &Seen) -> Result<Answer, CliError> {
     let client = find(lab)?;
     let status = client.status().map_err(client_error)?;
@@ -68,7 +72,7 @@ pub(super) fn apply(lab: &str, args: &ApplyArgs) -> Result<(), CliError> {
     write(&path, &args.made.manifest())?;
     if args.wait {
         programmed(&client, namespace, name, args.waypoint_timeout)?;
-        say(&format!("waypoint {namespace}/{name} is ready"))?;
+        print_line(&format!("waypoint {namespace}/{name} is ready"))?;
     }
     Ok(())
 }
@@ -83,10 +87,10 @@ fn write(path: &Path, object: &Value) -> Result<(), CliError> {
         let what = format!("cannot write {}", path.display());
         CliError::new(ErrorKind::Failed, what).because(error)
     })?;
-    say(&format!("{} written", path.display()))
+    print_line(&format!("{} written", path.display()))
 }
 
-/// Writes, beside the waypoint's manifest, the policies that keep the meaning of those that the waypoint makes moot.
+/// Writes, beside the waypoint's manifest, copies of the policies that the waypoint makes ineffective.
 fn migrate(client: &Client, waypoint: &Path, args: &ApplyArgs) -> Result<(), CliError> {
     let objects = client.objects().map_err(client_error)?;
     let policies: Vec<_> = values_of_kind(&objects, Kind::AuthorizationPolicy)

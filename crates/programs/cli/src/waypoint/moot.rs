@@ -17,11 +17,11 @@ use serde::Deserialize;
 use serde_json::Value;
 
 /// Suffix of a policy's copy that is attached to the waypoint.
-const COPY: &str = "-waypoint";
+const COPY_SUFFIX: &str = "-waypoint";
 /// Suffix of the policy that admits the waypoint to the pods of an ALLOW policy.
-const ADMISSION: &str = "-from-waypoint";
+const ADMISSION_SUFFIX: &str = "-from-waypoint";
 
-/// The waypoint by whose identity pods are called.
+/// Waypoint whose identity pods see as the caller.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waypoint<'a> {
     pub(super) trust_domain: &'a str,
@@ -36,7 +36,7 @@ pub(super) struct Waypoint<'a> {
 pub(super) enum Effect {
     /// The pods reject the waypoint, and thus every caller.
     RefusesAll,
-    /// The waypoint is among the callers that it allows, and so is every caller behind it.
+    /// The policy allows the waypoint, and so every caller behind it.
     AdmitsAll,
     /// Policy that denies no caller behind the waypoint.
     DeniesNobody,
@@ -90,7 +90,7 @@ impl Waypoint<'_> {
         }
     }
 
-    /// Whether connections of the waypoint match. Its address is not known, and blocks of addresses are of callers.
+    /// Whether connections of the waypoint match. Address blocks never match: the waypoint's address is unknown.
     fn matches(&self, source: &Source) -> bool {
         let principal = self.principal();
         let is_principal = |pattern: &String| matches(pattern, &principal);
@@ -132,7 +132,7 @@ fn matches(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// A condition about the caller as a source.
+/// Converts a condition about the caller to a source.
 fn as_source(condition: &Condition) -> Option<Source> {
     let (values, not_values) = (condition.values.clone(), condition.not_values.clone());
     let mut source = Source::default();
@@ -182,14 +182,14 @@ fn callers(rules: &[Rule]) -> Vec<String> {
     callers
 }
 
-/// A policy as it is found. An unreadable one has a name alone: it denies every caller already.
-struct Found {
+/// Policy of the cluster. An unreadable one has only a name, and denies every caller already.
+struct ExistingPolicy {
     namespace: String,
     name: String,
     policy: Option<AuthorizationPolicy>,
 }
 
-impl Found {
+impl ExistingPolicy {
     fn of(object: &Value) -> Self {
         #[derive(Default, Deserialize)]
         #[serde(default)]
@@ -218,8 +218,8 @@ struct Policy<'a> {
 }
 
 impl<'a> Policy<'a> {
-    /// `None` for policies that node proxies do not enforce, and for unreadable ones.
-    fn read(found: &'a Found) -> Option<Self> {
+    /// Reads a policy; `None` for policies that node proxies do not enforce, and for unreadable ones.
+    fn read(found: &'a ExistingPolicy) -> Option<Self> {
         let policy = found.policy.as_ref()?;
         let annotations = policy.metadata.annotations.as_ref();
         let dry_run = annotations.and_then(|all| all.get("istio.io/dry-run"));
@@ -233,7 +233,7 @@ impl<'a> Policy<'a> {
         })
     }
 
-    /// Labels of the pods that it is for; none if it is for all.
+    /// Labels of the policy's selector; none if it applies to all pods.
     fn labels(&self) -> Option<&'a BTreeMap<String, String>> {
         selected_labels(self.spec.selector.as_ref())
     }
@@ -275,7 +275,7 @@ impl<'a> Policy<'a> {
         }
     }
 
-    /// Targets of the policy's copy: those with exactly its pods behind them.
+    /// Returns the targets of the policy's copy: services whose pods are exactly those of the policy.
     fn targets(
         &self,
         services: &[Service],
@@ -353,7 +353,7 @@ impl<'a> Policy<'a> {
         };
         // The original authorizes connections that bypass the waypoint, which so need not bind before it is ready.
         let migrated = BTreeMap::from([(labels::MIGRATED_FROM.to_owned(), self.name.to_owned())]);
-        let mut added = vec![self.policy(COPY, Some(migrated), copy, &is_taken)?];
+        let mut added = vec![self.policy(COPY_SUFFIX, Some(migrated), copy, &is_taken)?];
         if self.spec.action == PolicyAction::Allow {
             let source = Source {
                 principals: vec![waypoint.principal()],
@@ -369,7 +369,7 @@ impl<'a> Policy<'a> {
                 }],
                 ..AuthorizationPolicySpec::default()
             };
-            added.push(self.policy(ADMISSION, None, admission, &is_taken)?);
+            added.push(self.policy(ADMISSION_SUFFIX, None, admission, &is_taken)?);
         }
         Ok(Migration {
             added,
@@ -402,7 +402,7 @@ impl<'a> Policy<'a> {
         })
     }
 
-    /// The rules of a DENY policy, those that name callers made to spare the waypoint.
+    /// Returns the rules of a DENY policy, with the waypoint excepted from those that name callers.
     fn rules_without(&self, waypoint: &Waypoint<'_>) -> Vec<Rule> {
         let mut rules = self.spec.rules.clone();
         let naming = rules.iter_mut().filter(|rule| !sources(rule).is_empty());
@@ -418,10 +418,10 @@ impl<'a> Policy<'a> {
     }
 }
 
-/// The policies that pods of the waypoint's namespace are under and that the waypoint makes moot. Policies that name the
-/// waypoint know of it, and so do those of the same pods beside one that admits it, or with a copy at the waypoint.
+/// Finds policies for pods of the waypoint's namespace that the waypoint makes ineffective. Policies that name the
+/// waypoint do not count, nor do those for the same pods as a policy that allows it, or with a copy at the waypoint.
 pub(super) fn find(policies: &[Value], services: &[Service], waypoint: &Waypoint<'_>) -> Vec<Moot> {
-    let policies: Vec<_> = policies.iter().map(Found::of).collect();
+    let policies: Vec<_> = policies.iter().map(ExistingPolicy::of).collect();
     let concerns = |policy: &Policy<'_>| {
         policy.namespace == waypoint.namespace || policy.namespace == waypoint.root_namespace
     };
@@ -440,8 +440,8 @@ pub(super) fn find(policies: &[Value], services: &[Service], waypoint: &Waypoint
             is_allow && policy.has_same_scope(other) && other.names(waypoint)
         }),
         _ => {
-            let copy = named(policy.namespace, &format!("{}{COPY}", policy.name));
-            policy.names(waypoint) || copy.is_some_and(Found::is_attached)
+            let copy = named(policy.namespace, &format!("{}{COPY_SUFFIX}", policy.name));
+            policy.names(waypoint) || copy.is_some_and(ExistingPolicy::is_attached)
         }
     };
     let moot = read.iter().filter(|policy| !is_known(policy));
@@ -460,7 +460,7 @@ pub(super) fn find(policies: &[Value], services: &[Service], waypoint: &Waypoint
 }
 
 impl Moot {
-    /// The policy, its effect behind the waypoint, and the callers that it names, on one line.
+    /// Formats the policy, its effect behind the waypoint, and its callers on one line.
     pub(super) fn line(&self) -> String {
         let callers = self.callers.join("; ");
         let (action, consequence) = match (self.action, self.effect) {

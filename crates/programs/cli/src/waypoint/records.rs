@@ -6,7 +6,11 @@ use clap::Args;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{ListArgs, Where, gateway::Seen, in_cluster, in_lab};
+use super::{
+    args::{ListArgs, Where},
+    gateway::Seen,
+    in_cluster, in_lab,
+};
 use crate::{
     CliError, ErrorKind,
     cluster::wait,

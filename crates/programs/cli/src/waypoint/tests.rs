@@ -1,8 +1,8 @@
-//! What waypoints look like.
+//! Lists, conditions and manifests of waypoints.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::*;
+use super::{args::usable_name, *};
 
 fn seen(name: &str, labels: Value, status: Value) -> Seen {
     Seen::new(json!({
@@ -57,7 +57,7 @@ fn foreign_waypoint_gateways_are_listed_with_their_class() {
 }
 
 #[test]
-fn what_of_a_gateway_has_no_effect_is_among_its_conditions() {
+fn conditions_include_parts_without_effect() {
     let of_ours = json!({"type": "ambit.io/Effective", "status": "False", "reason": "PartlyUsed",
         "message": "Pod evil carries the label"});
     let status = json!({"conditions": [of_ours]});
@@ -69,7 +69,7 @@ fn what_of_a_gateway_has_no_effect_is_among_its_conditions() {
 }
 
 #[test]
-fn a_waypoint_is_programmed_when_what_is_wished_now_is() {
+fn only_the_current_generation_counts_as_programmed() {
     let [mut a, b] = two();
     assert!(a.is_programmed() && !b.is_programmed());
     let programmed =
@@ -79,7 +79,7 @@ fn a_waypoint_is_programmed_when_what_is_wished_now_is() {
 }
 
 #[test]
-fn manifest_has_the_given_options() {
+fn manifest_has_the_requested_options() {
     let plain = gateway::manifest("shop", "waypoint", None, None);
     assert_eq!(plain["metadata"].get("labels"), None);
     assert_eq!(plain["spec"]["listeners"][0]["port"], 15008);

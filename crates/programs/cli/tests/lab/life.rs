@@ -76,7 +76,7 @@ fn an_ordinary_user_has_labs_too() {
 }
 
 #[test]
-fn a_name_is_taken_once_and_names_do_not_meet() {
+fn lab_names_are_unique_and_isolated() {
     let lab = Lab::new();
     lab.write("pod.yaml", &pod("a", SLEEP)).up(&[]);
     let again = lab.run(&["up", "MANIFESTS", "--no-mesh"]);

@@ -24,7 +24,7 @@ fn binaries() {
 }
 
 #[test]
-fn the_demonstration_keeps_what_its_manifests_promise() {
+fn demonstration_has_the_results_of_its_manifests() {
     binaries();
     for family in ["ipv4", "ipv6"] {
         let lab = Lab::new();

@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt};
 use crate::support::{Lab, SERVE, SLEEP, TIMEOUT, pod, service, wait_until};
 
 #[test]
-fn a_command_in_a_pod_gives_its_exit_code_and_output() {
+fn exec_returns_exit_code_and_output() {
     let lab = Lab::new();
     lab.write("pod.yaml", &pod("a", SLEEP)).up(&[]);
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Answers, and the one thing handlers need of a query.
+//! Responses of handlers, and query parameters.
 
 use std::{
     convert::Infallible,
@@ -13,7 +13,7 @@ use hyper::body::Frame;
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-/// Body of a response: whole, or a stream without an end that is known.
+/// Body of a response: complete, or a stream of unknown length.
 pub type Body = Either<Full<Bytes>, UnsyncBoxBody<Bytes, Infallible>>;
 
 /// Response of a handler.
@@ -25,7 +25,7 @@ pub fn respond(status: u16, content_type: &'static str, body: impl Into<Bytes>) 
     with_body(status, content_type, body)
 }
 
-/// A response whose body is what a channel brings, for as long as its sender lives.
+/// Returns a response whose body is streamed from a channel until its sender is dropped.
 pub fn stream(status: u16, content_type: &'static str, chunks: mpsc::Receiver<Bytes>) -> Response {
     let body = Either::Right(Chunks(chunks).boxed_unsync());
     with_body(status, content_type, body)
@@ -97,13 +97,13 @@ pub fn method_not_allowed(allow: &'static str) -> Response {
     response
 }
 
-/// The value of a query parameter, percent-decoded; empty when it has no value.
+/// Returns the percent-decoded value of a query parameter; empty if it has no value.
 pub fn query_parameter(uri: &http::Uri, name: &str) -> Option<String> {
     let mut all = query_parameters(uri);
     all.find_map(|(key, value)| (key == name).then_some(value))
 }
 
-/// Names and values of all query parameters, percent-decoded.
+/// Iterates over the percent-decoded names and values of all query parameters.
 pub fn query_parameters(uri: &http::Uri) -> impl Iterator<Item = (String, String)> {
     let pairs = uri.query().unwrap_or_default().split('&');
     pairs.filter(|pair| !pair.is_empty()).map(|pair| {

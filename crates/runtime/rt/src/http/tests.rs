@@ -1,4 +1,4 @@
-//! The admin server against peers that speak badly, slowly or not at all.
+//! The admin server against malformed, slow and silent peers.
 
 use crate::testing::within;
 use tokio::{
@@ -155,7 +155,7 @@ async fn a_loopback_server_refuses_pages_of_other_origins() {
 }
 
 #[tokio::test]
-async fn a_drained_server_ends_idle_connections_and_takes_no_more() {
+async fn drained_server_closes_idle_connections_and_accepts_none() {
     within(async {
         let (address, drain) = start(ServerOptions::default()).await;
         let mut idle = TcpStream::connect(address).await.unwrap();
@@ -181,7 +181,7 @@ async fn a_drained_server_ends_idle_connections_and_takes_no_more() {
 }
 
 #[tokio::test]
-async fn a_taken_address_is_named_in_the_error() {
+async fn address_in_use_is_named_in_the_error() {
     within(async {
         let taken = bind("127.0.0.1:0".parse().unwrap(), "metrics")
             .await
@@ -197,14 +197,14 @@ async fn a_taken_address_is_named_in_the_error() {
 }
 
 #[tokio::test]
-async fn an_address_is_taken_over_as_soon_as_it_is_free() {
+async fn address_is_bound_as_soon_as_it_is_free() {
     within(async {
         let taken = bind("127.0.0.1:0".parse().unwrap(), "metrics")
             .await
             .unwrap();
         let address = taken.local_addr().unwrap();
         let mut taking = Box::pin(bind_after_predecessor(address, "metrics"));
-        let early = tokio::time::timeout(LOOK_AGAIN * 3, taking.as_mut()).await;
+        let early = tokio::time::timeout(BIND_RETRY_INTERVAL * 3, taking.as_mut()).await;
         assert!(early.is_err(), "{early:?}");
         drop(taken);
         assert_eq!(taking.await.unwrap().local_addr().unwrap(), address);
@@ -273,7 +273,7 @@ async fn a_full_server_still_notices_the_drain() {
 }
 
 #[tokio::test]
-async fn slow_peers_of_one_address_do_not_keep_another_from_being_answered() {
+async fn slow_peers_of_one_address_do_not_delay_others() {
     let (address, _drain) = start(ServerOptions {
         read_timeout: Duration::from_secs(3600),
         ..ServerOptions::default()

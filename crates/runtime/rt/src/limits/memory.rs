@@ -1,8 +1,8 @@
-//! The memory limit of the process: that of its cgroups, of either version.
+//! Memory limit of the process from its cgroups, of either version.
 
 use std::{fs, path::Path};
 
-/// Least value that means no limit in version 1; no machine has so much.
+/// Smallest value that means no limit in cgroup v1; no machine has this much memory.
 const NO_LIMIT: u64 = 1 << 60;
 
 /// Returns the smallest memory limit of the process's cgroups in bytes; `None` if there is none.

@@ -1,5 +1,5 @@
-//! How an event becomes a line. Texts of peers may stand in any field: control characters are
-//! escaped, so that one event is one line.
+//! Formatting of an event's fields. Any field may contain a peer's text: control characters are escaped, so that one
+//! event is one line.
 
 use std::fmt::{self, Write as _};
 

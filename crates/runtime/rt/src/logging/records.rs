@@ -146,7 +146,7 @@ impl Fields {
     }
 
     fn text(&mut self, field: &Field, value: fmt::Arguments<'_>) {
-        let mut text = Bounded::default();
+        let mut text = BoundedText::default();
         // A value whose own formatting fails, or that is too long, is left short.
         let _ = fmt::write(&mut text, value);
         if field.name() == "message" {
@@ -187,9 +187,9 @@ impl Visit for Fields {
 
 /// A text of at most [`MAX_VALUE`] bytes.
 #[derive(Debug, Default)]
-struct Bounded(String);
+struct BoundedText(String);
 
-impl fmt::Write for Bounded {
+impl fmt::Write for BoundedText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let left = MAX_VALUE - self.0.len();
         let fitting = text.get(..text.floor_char_boundary(left));

@@ -106,7 +106,7 @@ fn a_peers_text_cannot_forge_a_line() {
 }
 
 #[test]
-fn long_values_are_cut() {
+fn long_values_are_truncated() {
     let lines = logged(LogFormat::Text, "info", |_| {
         let long = "x".repeat(1_000_000);
         tracing::info!(target: "a", a = %long, b = long, "m");
@@ -174,7 +174,7 @@ fn the_logging_endpoint_changes_and_shows_levels() {
 
 #[test]
 fn a_stuck_output_costs_lines_not_time() {
-    /// Blocks until the test lets go.
+    /// Output that blocks until the test releases it.
     struct Stuck(std::sync::mpsc::Receiver<()>, Output);
     impl io::Write for Stuck {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -287,7 +287,7 @@ fn records_carry_level_target_message_and_typed_fields() {
 }
 
 #[test]
-fn long_values_of_records_are_cut_at_characters() {
+fn long_record_values_are_truncated_at_characters() {
     let (records, _) = recorded("info", || {
         let long = "ä".repeat(1_000_000);
         tracing::info!(a = %long, b = long, "{long}");

@@ -1,8 +1,8 @@
-//! The bounded buffer between those who log and the thread that writes.
+//! Bounded buffer between logging threads and the writer's thread.
 //!
-//! Lines are appended to one buffer under a lock held for a copy; the writer takes the whole buffer
-//! and leaves its empty one behind, and then lets some time pass. So a burst costs few system calls
-//! and wake-ups, which would cost those who log more than the lines, and no memory when idle.
+//! Lines are appended to one buffer under a lock held for a copy; the writer swaps the whole buffer for its empty one,
+//! and then pauses for a moment. So a burst costs few system calls and wake-ups, which would cost the logging threads
+//! more than the lines, and no memory when idle.
 
 use std::{
     io,
@@ -13,15 +13,15 @@ use std::{
 
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Bytes waiting at most; lines beyond it are counted and dropped.
+/// Maximum buffered bytes; further lines are counted and dropped.
 const MAX_BYTES: usize = 4 * 1024 * 1024;
-/// Capacity an empty buffer may keep.
-const KEPT_BYTES: usize = 64 * 1024;
+/// Maximum capacity that an empty buffer retains.
+const MAX_RETAINED_BYTES: usize = 64 * 1024;
 
 /// Maximum time for which lines are batched after a write; the first line after a pause is written at once.
-const GATHER: Duration = Duration::from_millis(10);
+const BATCH_DELAY: Duration = Duration::from_millis(10);
 
-/// Lines on their way to the output. Clones share it; the writer ends with the last of them.
+/// Queue of lines for the output. Clones share it; the writer ends with the last clone.
 #[derive(Clone, Debug)]
 pub(super) struct LineQueue(Arc<Owner>);
 
@@ -31,9 +31,9 @@ struct Owner(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Lines to write, or the end of all writers.
+    /// Signals lines to write, or the end of all clones.
     wake: Condvar,
-    /// Something was written.
+    /// Signals that lines were written.
     written: Condvar,
 }
 
@@ -44,7 +44,7 @@ struct State {
     /// Bytes accepted and bytes written so far.
     accepted: u64,
     written: u64,
-    /// The writer waits for a line.
+    /// Whether the writer waits for a line.
     idle: bool,
     /// Number of tasks that wait for their lines to be written.
     hurry: usize,
@@ -152,7 +152,7 @@ fn write_lines(shared: &Shared, mut output: impl io::Write) {
                 .unwrap_or_else(PoisonError::into_inner);
         }
         batch.clear();
-        batch.shrink_to(KEPT_BYTES);
+        batch.shrink_to(MAX_RETAINED_BYTES);
         std::mem::swap(&mut batch, &mut state.buffer);
         let dropped = std::mem::take(&mut state.dropped);
         drop(state);
@@ -167,9 +167,9 @@ fn write_lines(shared: &Shared, mut output: impl io::Write) {
         let mut state = shared.lock();
         state.written += length;
         shared.written.notify_all();
-        let gathering = shared
-            .wake
-            .wait_timeout_while(state, GATHER, |state| state.hurry == 0 && !state.closed);
+        let gathering = shared.wake.wait_timeout_while(state, BATCH_DELAY, |state| {
+            state.hurry == 0 && !state.closed
+        });
         drop(gathering.unwrap_or_else(PoisonError::into_inner));
     }
 }

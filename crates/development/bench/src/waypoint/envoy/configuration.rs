@@ -1,5 +1,5 @@
-//! What Envoy is configured with: tunnels end at one listener, an internal one sees their requests, and another
-//! opens the tunnel to the pod.
+//! Configuration of Envoy: tunnels end at one listener, an internal one processes their requests, and another opens the
+//! tunnel to the pod.
 #![expect(
     clippy::indexing_slicing,
     reason = "members are set in objects that are made here"
@@ -10,9 +10,11 @@ use serde_json::{Value, json};
 
 use super::{
     super::{
-        RULES_OF_SERVICE, Step, Work, authorizer,
+        authorizer,
         clusters::{cluster_of, socket},
-        hashing, plugin, tokens, tracing,
+        hashing, plugin,
+        scenario::{RULES_OF_SERVICE, Scenario, Step},
+        tokens, tracing,
     },
     ADMIN, Files, ROUTES,
 };
@@ -45,25 +47,25 @@ impl Files {
         })
     }
 
-    /// The routes of requests, which Envoy follows by a file of their own.
-    pub(super) fn routes(work: Work, mark: Option<usize>) -> Value {
+    /// Routes of requests, in a file that Envoy watches.
+    pub(super) fn routes(scenario: Scenario, mark: Option<usize>) -> Value {
         let mut hosts = vec![
             json!({
-                "name": "http2", "domains": ["*:81"], "routes": work.routes(8081),
+                "name": "http2", "domains": ["*:81"], "routes": scenario.routes(8081),
             }),
             json!({
-                "name": "grpc", "domains": ["*:82"], "routes": work.routes(8082),
+                "name": "grpc", "domains": ["*:82"], "routes": scenario.routes(8082),
             }),
         ];
-        for n in 0..work.services {
+        for n in 0..scenario.services {
             let name = format!("many-{n}");
-            let many = Work {
+            let many = Scenario {
                 rules: RULES_OF_SERVICE,
-                ..Work::default()
+                ..Scenario::default()
             };
             hosts.push(json!({"name": name, "domains": [name], "routes": many.routes(8080)}));
         }
-        let mut http = json!({"name": "http", "domains": ["*"], "routes": work.routes(8080)});
+        let mut http = json!({"name": "http", "domains": ["*"], "routes": scenario.routes(8080)});
         if let Some(mark) = mark {
             http["response_headers_to_add"] = json!([{
                 "header": {"key": "x-mark", "value": mark.to_string()},
@@ -80,7 +82,7 @@ impl Files {
 
     pub(super) fn configuration(
         &self,
-        work: Work,
+        scenario: Scenario,
         backend: &str,
         callee: Option<&str>,
     ) -> Result<Value> {
@@ -121,8 +123,8 @@ impl Files {
                 "log_format": {"text_format_source": {"inline_string": ACCESS_LOG}},
             }),
         );
-        let mut filters = vec![work.policies(), router()];
-        if let Some(step) = work.step {
+        let mut filters = vec![scenario.policies(), router()];
+        if let Some(step) = scenario.step {
             filters.splice(0..0, self.filter(step)?);
         }
         let mut manager = json!({
@@ -135,7 +137,7 @@ impl Files {
                 "path_config_source": {"path": self.path(ROUTES)},
             }},
         });
-        if let Some(Step::Trace(percentage)) = work.step {
+        if let Some(Step::Trace(percentage)) = scenario.step {
             manager["tracing"] = tracing::tracer(percentage);
         }
         let requests = json!({
@@ -150,7 +152,7 @@ impl Files {
             backends(8082),
             self.hbone(backend),
         ];
-        clusters.extend(work.callee(callee));
+        clusters.extend(scenario.callee(callee));
         let ready = json!({
             "name": "ready",
             "address": socket("0.0.0.0", 15021),
@@ -177,7 +179,7 @@ impl Files {
         }))
     }
 
-    /// The filter that does it, if it is one's work.
+    /// HTTP filter for the step, if it needs one.
     fn filter(&self, step: Step) -> Result<Option<Value>> {
         Ok(match step {
             Step::Token(_) => Some(typed(
@@ -188,7 +190,7 @@ impl Files {
             Step::Authorize => Some(typed(
                 "envoy.filters.http.ext_authz",
                 "envoy.extensions.filters.http.ext_authz.v3.ExtAuthz",
-                authorizer::question(),
+                authorizer::ext_authz(),
             )),
             Step::Plugin => Some(typed(
                 "envoy.filters.http.wasm",
@@ -214,12 +216,12 @@ impl Files {
     }
 }
 
-impl Work {
-    /// Cluster that it calls, or sends to, besides the pod.
+impl Scenario {
+    /// Cluster of the step's server, if it has one.
     fn callee(self, address: Option<&str>) -> Option<Value> {
         let (name, port) = match self.step? {
-            Step::Trace(_) => (tracing::PLACE.1, tracing::PORT),
-            Step::Authorize => (authorizer::PLACE.1, authorizer::PORT),
+            Step::Trace(_) => (tracing::NAMESPACED_NAME.1, tracing::PORT),
+            Step::Authorize => (authorizer::NAMESPACED_NAME.1, authorizer::PORT),
             Step::Hash => return Some(hashing::cluster()),
             Step::Token(_) | Step::Plugin => return None,
         };

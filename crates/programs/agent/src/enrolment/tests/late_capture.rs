@@ -1,4 +1,4 @@
-//! Whose connections from before the capture are closed, and whose go on.
+//! Pods whose connections from before the capture are closed, and pods whose connections continue.
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn record(namespace: &[(&str, &str)], pods: &[&str]) -> SourceEvent {
     })
 }
 
-/// An agent starts and finds `web` running, uncaptured, in namespace 7.
+/// An agent that starts and finds `web` running, uncaptured, in namespace 7.
 fn found_at_start(left: Option<SourceEvent>, namespace: &[(&str, &str)], view: PodView) -> World {
     let mut world = World::new();
     world.running.insert("web".into(), 7);
@@ -88,7 +88,7 @@ fn a_pod_that_is_labelled_while_it_starts_keeps_its_connections() {
 }
 
 #[test]
-fn a_pod_that_leaves_and_comes_back_keeps_what_it_opened_outside() {
+fn connections_opened_outside_the_mesh_survive_a_return() {
     let mut world = World::started(AMBIENT, vec![pod("web", "")]);
     world.cni_add(1, "web", 7, "10.0.0.7");
     world.source(SourceEvent::Pod(pod("web", "10.0.0.7")));

@@ -1,4 +1,4 @@
-//! What the machine lets others know: annotations that are true, complaints, reports.
+//! Annotations, reports to owners, and reports to operators.
 
 use super::*;
 use crate::report::{PodReport, PodState};
@@ -11,7 +11,7 @@ fn claiming(uid: &str, ip: &str, reported: Status) -> PodView {
 }
 
 impl World {
-    /// An agent that starts beside a pod that an earlier one has captured, and fails at one thing.
+    /// An agent that starts beside a pod that an earlier agent captured, with one failing step.
     fn restarted(failing: &'static str) -> Self {
         let mut world = Self::new();
         world.failing = Some(failing);
@@ -70,7 +70,7 @@ fn a_returning_agent_leaves_annotations_of_captured_pods() {
 }
 
 #[test]
-fn annotations_are_left_while_running_pods_cannot_be_looked_for() {
+fn annotations_stay_while_scans_fail() {
     let mut world = World::restarted("scan");
     world.pass(Duration::from_secs(300));
     let tries = world.take_log().len();
@@ -97,7 +97,7 @@ fn a_sandbox_that_changes_unseen_is_found_when_its_address_is_published() {
 }
 
 #[test]
-fn a_claim_of_a_pod_outside_the_mesh_is_taken_away() {
+fn stale_annotation_outside_the_mesh_is_removed() {
     let claims = claiming("web", "10.0.0.7", Status::Enabled);
     let mut world = World::started(&[], vec![claims]);
     assert_eq!(world.status["shop/web"], Status::None);
@@ -112,7 +112,7 @@ fn a_claim_of_a_pod_outside_the_mesh_is_taken_away() {
 }
 
 #[test]
-fn an_ended_pods_claim_is_taken_away_also_by_the_next_agent() {
+fn stale_annotation_of_an_ended_pod_is_removed_by_the_next_agent() {
     let mut ended = claiming("job", "10.0.0.7", Status::Enabled);
     ended.terminal = true;
     let world = World::started(AMBIENT, vec![ended]);
@@ -190,7 +190,7 @@ fn report_has_the_state_of_a_pod_and_its_reason() {
 }
 
 #[test]
-fn what_a_release_left_is_no_drift() {
+fn remains_of_a_release_are_no_drift() {
     let mut world = World::started(AMBIENT, vec![pod("web", "10.0.0.7")]);
     world.running.insert("web".into(), 7);
     world.pass(Duration::from_secs(60));

@@ -1,4 +1,4 @@
-//! Writing in real directories, beside others who write.
+//! Writes in real directories beside other writers.
 
 use std::{
     os::unix::fs::symlink,
@@ -39,7 +39,7 @@ fn a_file_keeps_its_permissions_and_a_new_one_gets_ours() {
 }
 
 #[test]
-fn what_its_owner_has_written_since_is_not_lost() {
+fn later_writes_of_the_owner_are_not_lost() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.conflist");
     fs::write(&path, "newer").unwrap();
@@ -69,7 +69,7 @@ fn link_stays_while_its_target_changes() {
 }
 
 #[test]
-fn removing_what_is_gone_is_no_error() {
+fn removal_of_a_missing_file_is_no_error() {
     let dir = tempfile::tempdir().unwrap();
     let action = Action::Remove {
         name: "a".to_owned(),

@@ -1,4 +1,4 @@
-//! Directories of every kind, in every mode; and that installing and removing leaves every byte.
+//! Directories of every kind, in every mode, which installation and removal leave unchanged byte by byte.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -64,9 +64,9 @@ fn carry_out(files: &mut Vec<ConfFile>, actions: &[Action]) {
 
 /// Plans and applies changes, and asserts that none are left.
 fn settle(files: &mut Vec<ConfFile>, desired: &DesiredConfig) -> State {
-    let first = plan(files, desired, OUTLIVES);
+    let first = plan(files, desired, GRACE_WITHOUT_PRIMARY);
     carry_out(files, &first.actions);
-    let second = plan(files, desired, OUTLIVES);
+    let second = plan(files, desired, GRACE_WITHOUT_PRIMARY);
     assert_eq!(second.actions, [], "not settled: {files:?}");
     assert_eq!(second.state, first.state);
     first.state
@@ -222,7 +222,7 @@ fn the_list_in_force_is_chained_and_no_other() {
 }
 
 #[test]
-fn no_other_list_takes_the_place_of_an_unreadable_one() {
+fn unreadable_primary_list_is_not_replaced_by_another() {
     for mode in [Mode::Owned, Mode::Chained] {
         let mut linked = file("10-a.conflist", "");
         linked.text = Err("no such file".to_owned());
@@ -314,7 +314,7 @@ fn without_a_primary_ours_stays_for_a_while_only() {
     assert_eq!(soon.actions, []);
     assert_eq!(
         soon.look_again,
-        Some(OUTLIVES.saturating_sub(Duration::from_secs(1)))
+        Some(GRACE_WITHOUT_PRIMARY.saturating_sub(Duration::from_secs(1)))
     );
     assert!(matches!(soon.state, State::Waiting(_)));
     settle(&mut files, &desired(Mode::Auto));

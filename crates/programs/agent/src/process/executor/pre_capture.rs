@@ -1,5 +1,4 @@
-//! Closing what a pod has opened, and what was opened to it, before its capture, where it should have
-//! waited for that (see `enrolment/late_capture.rs`).
+//! Closes the connections from and to a pod from before its late capture (see `enrolment/late_capture.rs`).
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,12 +8,12 @@ use ambit_sys::netns::Netns;
 use ambit_zds::PodUid;
 
 use crate::{
-    actions::{Actions, Closed},
+    actions::{Actions, ClosedConnections},
     metrics::{Metrics, PreCaptureOutcome},
 };
 
 /// Delays of repeated checks, since a connection that was being opened when capture began is accepted later.
-const AGAIN_AFTER: [Duration; 4] = [
+const RECHECK_DELAYS: [Duration; 4] = [
     Duration::from_millis(50),
     Duration::from_millis(250),
     Duration::from_secs(1),
@@ -30,7 +29,7 @@ pub(super) fn close<A: Actions>(
     netns: &Netns,
     probe_ports: &ProbePorts,
 ) -> bool {
-    let Closed { closed, failed } = match actions.close_unproxied(netns, probe_ports) {
+    let ClosedConnections { closed, failed } = match actions.close_unproxied(netns, probe_ports) {
         Ok(outcome) => outcome,
         Err(error) => {
             let error = ErrorChain(&error);
@@ -49,7 +48,7 @@ pub(super) fn close<A: Actions>(
     count("failed", failed.len());
     if !closed.is_empty() {
         tracing::warn!(
-            %uid, count = closed.len(), connections = %Shortened(&closed),
+            %uid, count = closed.len(), connections = %FirstTexts(&closed),
             "closed plaintext connections of a pod that started before it was captured"
         );
     }
@@ -71,7 +70,7 @@ pub(super) fn go_on<A: Actions>(
     probe_ports: ProbePorts,
 ) {
     spawn("close pre-capture connections", async move {
-        for pause in AGAIN_AFTER {
+        for pause in RECHECK_DELAYS {
             tokio::time::sleep(pause).await;
             let (actions, metrics) = (Arc::clone(&actions), metrics.clone());
             let (uid, netns, ports) = (uid.clone(), netns.clone(), probe_ports.clone());
@@ -88,9 +87,9 @@ pub(super) fn go_on<A: Actions>(
 }
 
 /// The first few of many.
-struct Shortened<'a>(&'a [String]);
+struct FirstTexts<'a>(&'a [String]);
 
-impl std::fmt::Display for Shortened<'_> {
+impl std::fmt::Display for FirstTexts<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         const SHOWN: usize = 8;
         let shown = self.0.get(..SHOWN).unwrap_or(self.0);

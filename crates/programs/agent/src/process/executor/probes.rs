@@ -28,7 +28,7 @@ enum Job {
 impl ProbeExecutor {
     pub(super) fn start<A: Actions>(actions: Arc<A>, metrics: Metrics) -> Self {
         let (jobs, mut queue) = mpsc::unbounded_channel();
-        let exempted = Arc::new(Exempted::new(metrics));
+        let exempted = Arc::new(ExemptionCounter::new(metrics));
         spawn("probe set", async move {
             while let Some(job) = queue.recv().await {
                 let (actions, exempted) = (Arc::clone(&actions), Arc::clone(&exempted));
@@ -95,13 +95,13 @@ fn carry_out<A: Actions>(actions: &A, job: Job) {
 }
 
 /// Counter of exempted probes, derived from the kernel's counters, which restart when rules are written.
-struct Exempted {
+struct ExemptionCounter {
     metrics: Metrics,
     /// Counter value of the last reading.
     last: Mutex<Option<u64>>,
 }
 
-impl Exempted {
+impl ExemptionCounter {
     fn new(metrics: Metrics) -> Self {
         let last = Mutex::new(None);
         Self { metrics, last }

@@ -1,5 +1,4 @@
-//! Steps that the node proxies carry out. Ordered as they come: the first snapshot has all that was ordered
-//! before it.
+//! Steps that the node proxies carry out, in order: the first snapshot contains all earlier orders.
 
 use std::future::Future;
 
@@ -41,7 +40,7 @@ impl ProxyExecutor {
         self.zds.hold(uid);
     }
 
-    /// Every pod of the start has been ordered or held: proxies may connect.
+    /// Lets proxies connect, since orders for all initial pods have been given.
     pub(in crate::process) fn open(&self) {
         self.enrolled.complete();
         self.zds.open();

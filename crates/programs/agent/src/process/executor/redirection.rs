@@ -1,4 +1,4 @@
-//! Steps in pods' network namespaces. They block; a few run at once.
+//! Steps in pods' network namespaces, which block; a few run concurrently.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 
 use super::{pre_capture, report::Report};
 use crate::{
-    actions::{ActionError, Actions, PriorRedirection, Redirected},
+    actions::{ActionError, Actions, PriorRedirection, RedirectionOutcome},
     enrolment::{Event, RedirectionStep},
 };
 
@@ -20,9 +20,9 @@ pub(super) struct RedirectionExecutor<A> {
 }
 
 /// Successful outcome of applying redirection.
-enum Applied {
+enum ApplyOutcome {
     /// The redirection is in place, unchanged or as requested.
-    Stands,
+    InPlace,
     /// The redirection was repaired, from this state.
     Repaired(String),
     /// No redirection was in place, and the capture was late: connections from before are being
@@ -68,31 +68,31 @@ async fn put_in_place<A: Actions>(
     let (of, by, at) = (uid.clone(), Arc::clone(&actions), netns.clone());
     let probe_ports = spec.probe_ports.clone();
     let work = move || {
-        let Redirected { before, warnings } = by.apply_rules(&at, &spec)?;
+        let RedirectionOutcome { before, warnings } = by.apply_rules(&at, &spec)?;
         let uid = of.clone();
         events.send(Event::Warned { uid, warnings }).ok();
         Ok(match before {
-            PriorRedirection::All => Applied::Stands,
+            PriorRedirection::All => ApplyOutcome::InPlace,
             PriorRedirection::Nothing if close_pre_capture => {
                 match pre_capture::close(&*by, &metrics, &of, &at, &spec.probe_ports) {
-                    true => Applied::Closing,
-                    false => Applied::Stands,
+                    true => ApplyOutcome::Closing,
+                    false => ApplyOutcome::InPlace,
                 }
             }
-            PriorRedirection::Nothing => Applied::Repaired("all of it was missing".to_owned()),
-            PriorRedirection::InPart(what) => Applied::Repaired(what),
+            PriorRedirection::Nothing => ApplyOutcome::Repaired("all of it was missing".to_owned()),
+            PriorRedirection::InPart(what) => ApplyOutcome::Repaired(what),
         })
     };
     let applied = spawn_blocking(report.name, work).await;
     match &applied {
-        Ok(Ok(Applied::Repaired(what))) => {
+        Ok(Ok(ApplyOutcome::Repaired(what))) => {
             let what = what.clone();
             report.events.send(Event::Repaired { uid, what }).ok();
         }
-        Ok(Ok(Applied::Closing)) => {
+        Ok(Ok(ApplyOutcome::Closing)) => {
             pre_capture::go_on(actions, report.metrics.clone(), uid, netns, probe_ports);
         }
-        Ok(Ok(Applied::Stands) | Err(_)) | Err(_) => {}
+        Ok(Ok(ApplyOutcome::InPlace) | Err(_)) | Err(_) => {}
     }
     report.done(flatten(applied));
 }

@@ -1,4 +1,4 @@
-//! Writing how pods stand, for people. It may block; a few run at once.
+//! Writes of pods' status, which may block; a few run concurrently.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The file that lets an agent start while the API server is away: `last-known.json` in the run
-//! directory, everything the source has sent, written whole and renamed into place.
+//! File by which an agent starts while the API server is unavailable: `last-known.json` in the run directory, the state
+//! of all events of the source, written whole and renamed into place.
 
 use std::{
     collections::BTreeMap,
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again_on_the_same_node_only() {
+    fn state_is_read_only_on_the_same_node() {
         let dir = tempfile::tempdir().unwrap();
         let file = File::in_dir(dir.path(), "n1");
         assert_eq!(file.read(), None);

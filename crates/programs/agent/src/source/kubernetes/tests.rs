@@ -129,7 +129,7 @@ fn sent(uid: &str, ip: &str) -> WatchEvent<PodView> {
 }
 
 #[test]
-fn what_was_sent_already_is_not_replaced_by_what_was_known_before() {
+fn restored_state_does_not_replace_newer_events() {
     let mut before = LastKnown::default();
     for uid in ["a", "b"] {
         before.pods.insert(uid.into(), pod(uid, "10.0.0.1"));
@@ -155,7 +155,7 @@ fn what_was_sent_already_is_not_replaced_by_what_was_known_before() {
 }
 
 #[test]
-fn without_a_file_nothing_is_made_up() {
+fn without_a_file_no_state_is_restored() {
     let mut progress = Progress::new(None);
     assert_eq!(progress.pods(WatchEvent::Away("gone".to_owned())), []);
     assert_eq!(progress.pods(WatchEvent::Listed), []);

@@ -1,4 +1,4 @@
-//! Manifests as they change, and what the agent hears of it.
+//! Changes of manifests and the resulting events.
 
 use std::fs;
 
@@ -117,7 +117,7 @@ async fn pod_that_moves_or_changes_its_uid_is_reported_gone() {
 }
 
 #[tokio::test]
-async fn a_file_that_breaks_changes_nothing() {
+async fn broken_files_change_nothing() {
     let mut dir = Dir::new(&[("pod.yaml", &pod_text("u1", "n1", ""))]);
     dir.next().await;
     let sent = dir.write("pod.yaml", "kind: Pod\nmetadata: [\n").await;

@@ -1,4 +1,4 @@
-//! Reports of files and of clusters, with what cannot be read.
+//! Reports of files and of clusters, with unreadable parts.
 
 use std::path::PathBuf;
 
@@ -118,7 +118,7 @@ fn definition(group: &str, kind: &str, plural: &str, versions: &[&str]) -> Value
     })
 }
 
-/// A cluster with definitions of kinds that are followed, that are not, and that are not known.
+/// API server with definitions of followed, unfollowed and unknown kinds.
 fn server() -> ApiServer {
     let server = ApiServer::start();
     let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
@@ -277,7 +277,7 @@ async fn a_cluster_that_fails_ends_the_command() {
 }
 
 #[test]
-fn manifests_stand_in_for_the_cluster() {
+fn manifests_are_checked_in_place_of_the_cluster() {
     let parsed =
         Args::try_parse_from(["ambit", "check", "--from", "istio", "a.yaml", "-"]).unwrap();
     let Command::Check(args) = parsed.command else {

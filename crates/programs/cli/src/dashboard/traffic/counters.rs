@@ -1,5 +1,5 @@
-//! What was counted on one edge in the last half minute, by who reported it: both ends and a waypoint report the same
-//! traffic, and it is shown once.
+//! Counts of one edge in the last half minute by the kind of reporter: client, server and waypoint report the same
+//! traffic, which is shown once.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use super::Transport;
 pub(super) const WINDOW: Duration = Duration::from_secs(30);
 const SLICES: usize = 10;
 const SLICE: Duration = Duration::from_secs(3);
-/// Steps of latencies: each is twice the one before, from a quarter of a millisecond.
-const STEPS: usize = 20;
+/// Number of buckets of the latency histogram. Each bound is twice the previous one, from a quarter of a millisecond.
+const BUCKETS: usize = 20;
 const FIRST_STEP_MS: f64 = 0.25;
 
-/// Counts of a span of time by one kind of reporter.
+/// Counts of a time slice by one kind of reporter.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counters {
     opened: u64,
@@ -27,16 +27,16 @@ pub(super) struct Counters {
     failed: u64,
     encrypted: u64,
     plaintext: u64,
-    /// Times of requests, or else of opening connections.
-    latencies: [u32; STEPS],
-    openings: [u32; STEPS],
+    /// Histogram of request durations, or of connection set-up times without requests.
+    latencies: [u32; BUCKETS],
+    openings: [u32; BUCKETS],
 }
 
 /// Counts of the last half minute.
 #[derive(Debug)]
 pub(super) struct Window {
     slices: [[Counters; 3]; SLICES],
-    /// Number of the slice that is counted in: time divided by [`SLICE`].
+    /// Number of the current slice: time divided by [`SLICE`].
     current: u64,
     since: Duration,
 }
@@ -44,16 +44,16 @@ pub(super) struct Window {
 /// Rates, latencies and transport of a window.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Seen {
-    /// Connections that were opened, a second.
+pub(super) struct Rates {
+    /// Opened connections per second.
     pub(super) connections: f64,
     /// Requests per second, where a waypoint observes them.
     pub(super) requests: f64,
-    /// Failed requests or connections, a second.
+    /// Failed requests or connections per second.
     pub(super) errors: f64,
     /// Rejected requests per second.
     pub(super) refused: f64,
-    /// Milliseconds that half of requests (or else openings of connections) take at most.
+    /// Median latency of requests, or of connection set-ups without requests, in milliseconds.
     pub(super) p50_ms: Option<f64>,
     /// 99th percentile of the latency in milliseconds.
     pub(super) p99_ms: Option<f64>,
@@ -101,7 +101,7 @@ impl Window {
         self.current = self.current.max(to);
     }
 
-    pub(super) fn seen(&self, now: Duration) -> Seen {
+    pub(super) fn seen(&self, now: Duration) -> Rates {
         let to = number(now);
         let mut sums = [Counters::default(); 3];
         for age in 0..SLICES as u64 {
@@ -182,10 +182,10 @@ impl Counters {
     }
 }
 
-fn step(steps: &mut [u32; STEPS], ms: f64) {
+fn step(steps: &mut [u32; BUCKETS], ms: f64) {
     let mut bound = FIRST_STEP_MS;
     let mut index = 0;
-    while ms > bound && index < STEPS - 1 {
+    while ms > bound && index < BUCKETS - 1 {
         bound *= 2.0;
         index += 1;
     }
@@ -194,8 +194,8 @@ fn step(steps: &mut [u32; STEPS], ms: f64) {
     }
 }
 
-/// Upper bound of the step that a quantile is in.
-fn quantile(steps: &[u32; STEPS], share: f64) -> Option<f64> {
+/// Upper bound of the bucket that contains a quantile.
+fn quantile(steps: &[u32; BUCKETS], share: f64) -> Option<f64> {
     let total: f64 = steps.iter().map(|count| f64::from(*count)).sum();
     if total == 0.0 {
         return None;
@@ -211,7 +211,7 @@ fn quantile(steps: &[u32; STEPS], share: f64) -> Option<f64> {
     Some(bound)
 }
 
-fn seen([source, destination, waypoint]: &[Counters; 3], seconds: f64) -> Seen {
+fn seen([source, destination, waypoint]: &[Counters; 3], seconds: f64) -> Rates {
     // A server's refusal is a failure to its client, which reports it, too.
     let refused = source
         .refused
@@ -236,7 +236,7 @@ fn seen([source, destination, waypoint]: &[Counters; 3], seconds: f64) -> Seen {
         true => by_proxies(of),
         false => of(waypoint),
     };
-    Seen {
+    Rates {
         connections: rate(source.opened.max(destination.opened), seconds),
         requests: rate(waypoint.requests, seconds),
         errors: rate(failed.saturating_add(waypoint.errors), seconds),

@@ -195,7 +195,7 @@ fn edges_and_events_are_bounded_and_the_longest_idle_go_first() {
 }
 
 #[test]
-fn only_later_events_are_given_to_who_has_the_others() {
+fn pages_receive_only_later_events() {
     let mut traffic = Traffic::default();
     traffic.add(flow(ReporterKind::Source, Event::Failed), START);
     let seen = traffic.latest();
@@ -208,7 +208,7 @@ fn only_later_events_are_given_to_who_has_the_others() {
 }
 
 #[test]
-fn long_texts_of_proxies_are_cut() {
+fn long_texts_of_proxies_are_truncated() {
     let mut long = flow(ReporterKind::Source, Event::Failed);
     long.source.owner = Some("é".repeat(70_000));
     long.error = Some("x".repeat(70_000));

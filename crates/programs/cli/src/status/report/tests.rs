@@ -1,4 +1,4 @@
-//! Answers of a mesh, well and ill.
+//! Reports of healthy and failing meshes.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -19,15 +19,15 @@ fn pod(name: &str, node: &str, ready: bool) -> Pod {
     }))
 }
 
-fn answered<T: DeserializeOwned>(name: &str, node: &str, answer: Value) -> Answered<T> {
-    Answered {
+fn answered<T: DeserializeOwned>(name: &str, node: &str, answer: Value) -> PodResponse<T> {
+    PodResponse {
         pod: pod(name, node, true),
         answer: Ok(typed(answer)),
     }
 }
 
-fn healthy() -> Gathered {
-    Gathered {
+fn healthy() -> Responses {
+    Responses {
         nodes: vec!["n1".to_owned()],
         agents: vec![answered(
             "agent",
@@ -65,7 +65,7 @@ fn healthy() -> Gathered {
 }
 
 /// A mesh with a waypoint of one pod.
-fn with_waypoint(pods: Vec<Answered<ProxyDump>>) -> Gathered {
+fn with_waypoint(pods: Vec<PodResponse<ProxyDump>>) -> Responses {
     let mut gathered = healthy();
     let streams = json!([
         {"proxy": "ztunnel~10.0.0.1~ztunnel-1.istio-system~istio-system.svc.cluster.local", "subscriptions": {
@@ -74,7 +74,7 @@ fn with_waypoint(pods: Vec<Answered<ProxyDump>>) -> Gathered {
             "a": {"state": "SYNCED"}}},
     ]);
     gathered.controls = vec![answered("control", "n1", streams)];
-    gathered.waypoints = vec![GatheredWaypoint {
+    gathered.waypoints = vec![WaypointResponses {
         name: "shop/way".to_owned(),
         is_programmed: !pods.is_empty(),
         pods,
@@ -110,7 +110,7 @@ fn waypoints_are_reported_with_their_pods() {
 
 #[test]
 fn problems_with_objects_are_counted() {
-    let gathered = Gathered {
+    let gathered = Responses {
         objects: vec![Problem::default()],
         ..healthy()
     };
@@ -149,7 +149,7 @@ fn problems_are_reported_with_their_node() {
 }
 
 #[test]
-fn the_worst_subscription_tells_the_state() {
+fn worst_subscription_is_the_state() {
     let state = |states: &[&str]| {
         let all = states
             .iter()

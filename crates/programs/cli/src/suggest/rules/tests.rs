@@ -1,4 +1,4 @@
-//! Suggestions from flows and manifests.
+//! Suggested policies for flows and manifests.
 
 use std::path::Path;
 
@@ -90,7 +90,7 @@ const OPTIONS: Options<'_> = Options {
 };
 
 fn suggested(flows: &[Flow], objects: &[ObjectEvent], options: &Options<'_>) -> Suggestions {
-    let mut seen = Seen::default();
+    let mut seen = Observations::default();
     for flow in flows {
         seen.add(&StreamItem::Flow(Box::new(flow.clone())));
     }
@@ -230,7 +230,7 @@ fn connections_that_are_open_all_the_time_count() {
         ]},
     }))
     .unwrap();
-    let mut seen = Seen::default();
+    let mut seen = Observations::default();
     let opened = to("orders-1", "orders", Some("jobs"), 8080);
     seen.add(&StreamItem::Flow(Box::new(opened)));
     seen.add_open(&pod);
@@ -306,7 +306,7 @@ fn existing_policies_are_not_changed() {
 
 #[test]
 fn gaps_are_stated() {
-    let mut seen = Seen::default();
+    let mut seen = Observations::default();
     seen.add(&StreamItem::Lost {
         sampled: 7,
         refusals: 1,

@@ -1,4 +1,4 @@
-//! Which policies a waypoint makes moot, and how they keep their meaning.
+//! Policies that a waypoint makes ineffective, and their migration.
 
 use serde_json::json;
 
@@ -82,7 +82,7 @@ fn allow_policies_of_the_waypoints_namespace_admit_everybody() {
 }
 
 #[test]
-fn deny_policies_stop_nobody_or_everybody() {
+fn deny_policies_deny_no_caller_or_every_caller() {
     let deny = |source| effect("DENY", from(source));
     let nobody = Some(Effect::DeniesNobody);
     assert_eq!(deny(json!({"principals": [FRONTEND]})), nobody);

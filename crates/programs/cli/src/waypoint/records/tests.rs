@@ -94,7 +94,7 @@ fn limits_are_shown_with_the_keys_that_are_counted() {
 }
 
 #[test]
-fn dump_of_another_version_is_read_as_far_as_it_goes() {
+fn dumps_of_other_versions_are_read_as_far_as_possible() {
     let other = json!({"workloadState": {
         "services": [{"service": "shop/web.shop", "later": {}}],
         "policies": [{"key": "shop/p", "action": "deny"}],

@@ -13,9 +13,9 @@ use ambit_model::{GatewayName, NamespacedHostname, Protocol, Workload};
 use super::{Mesh, of_explanation};
 use crate::rehearsal::{
     at_waypoint::AtWaypoint,
-    counted::{Counted, Counter},
+    counted::{CountedCalls, Counter},
     decision::CallDecision,
-    observed::{At, Observed, Request},
+    observed::{ObservedCall, Observer, Request},
     readings::Knowledge,
 };
 
@@ -33,18 +33,19 @@ enum Caller {
     Proved(String),
     /// Workload identified by its name.
     Named(String),
+    /// Caller that the metrics or the line record as unknown.
     Unknown,
-    /// Unknown caller, since metrics have another label or none.
-    Untold,
+    /// Caller that metrics do not record, since they have another label or none.
+    Unlabeled,
 }
 
 impl Pair {
-    /// Whether log lines of these parties cover counters of others. Proxies resolve an address while its first requests
-    /// pass, and count these as unknown; lines have the address.
-    pub(super) fn tells(&self, counted: &Self) -> bool {
+    /// Whether log lines of these parties cover counters of `other`. Proxies resolve an address while its first
+    /// requests pass, and count these as unknown; lines have the address.
+    pub(super) fn covers(&self, counted: &Self) -> bool {
         let may_be = match counted.from {
             Caller::Unknown => !matches!(self.from, Caller::Proved(_)),
-            Caller::Untold => true,
+            Caller::Unlabeled => true,
             Caller::Proved(_) | Caller::Named(_) => false,
         };
         (self.is_at_waypoint, &self.to) == (counted.is_at_waypoint, &counted.to)
@@ -56,9 +57,9 @@ impl Pair {
 const NO_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 impl Mesh {
-    /// The parties of a line or an open connection.
-    pub(super) fn pair_of_seen(&self, seen: &Observed) -> Option<Pair> {
-        let is_at_waypoint = seen.at != At::Pod;
+    /// Returns the parties of a log line or an open connection.
+    pub(super) fn pair_of_seen(&self, seen: &ObservedCall) -> Option<Pair> {
+        let is_at_waypoint = seen.at != Observer::Pod;
         let caller = self.pod(seen.from.ip());
         let identity = seen.identity.clone().or_else(|| {
             let caller = caller.filter(|pod| is_at_waypoint && pod.protocol == Protocol::Hbone);
@@ -81,16 +82,16 @@ impl Mesh {
     }
 
     /// Returns the pair of workloads of a counted call.
-    pub(super) fn pair_of_counted(counted: &Counted) -> Option<Pair> {
+    pub(super) fn pair_of_counted(counted: &CountedCalls) -> Option<Pair> {
         let is_at_waypoint = counted.at != Counter::Pod;
         let of = |(namespace, name): &(String, String)| format!("{namespace}/{name}");
         let from = match (&counted.identity, &counted.caller) {
-            _ if !counted.tells_caller => Caller::Untold,
+            _ if !counted.has_caller => Caller::Unlabeled,
             (Some(identity), _) => Caller::Proved(identity.to_string()),
             (None, Some(caller)) => Caller::Named(of(caller)),
             (None, None) => Caller::Unknown,
         };
-        if !counted.tells_called {
+        if !counted.has_called {
             return None;
         }
         let service = counted.service.as_ref().filter(|_| is_at_waypoint);
@@ -105,15 +106,15 @@ impl Mesh {
         })
     }
 
-    pub(super) fn judge_counted(&self, counted: &Counted) -> CallDecision {
-        let untold = |what: &str, label: &str| {
+    pub(super) fn judge_counted(&self, counted: &CountedCalls) -> CallDecision {
+        let unknown = |what: &str, label: &str| {
             CallDecision::Undecided(format!(
                 "metrics do not contain {what}: the label {label} is missing or replaced"
             ))
         };
         match counted.at {
-            _ if !counted.tells_caller => untold("the caller", "source_principal"),
-            _ if !counted.tells_called => untold("the destination", "destination_service"),
+            _ if !counted.has_caller => unknown("the caller", "source_principal"),
+            _ if !counted.has_called => unknown("the destination", "destination_service"),
             Counter::Pod => self.counted_at_pod(counted),
             Counter::WaypointConnections | Counter::WaypointRequests => {
                 self.counted_at_waypoint(counted)
@@ -121,7 +122,7 @@ impl Mesh {
         }
     }
 
-    /// The pods of a workload, by their addresses' order.
+    /// Returns the pods of a workload, sorted by address.
     fn pods_of(&self, workload: Option<&(String, String)>) -> Vec<&Workload> {
         let Some((namespace, name)) = workload else {
             return Vec::new();
@@ -134,7 +135,7 @@ impl Mesh {
         found
     }
 
-    fn counted_at_pod(&self, counted: &Counted) -> CallDecision {
+    fn counted_at_pod(&self, counted: &CountedCalls) -> CallDecision {
         let pods = self.pods_of(counted.called.as_ref());
         let mut decisions: Vec<_> = pods
             .into_iter()
@@ -150,7 +151,7 @@ impl Mesh {
         }
     }
 
-    fn at_any_port_of(&self, pod: &Workload, counted: &Counted) -> CallDecision {
+    fn at_any_port_of(&self, pod: &Workload, counted: &CountedCalls) -> CallDecision {
         if pod.protocol != Protocol::Hbone {
             return CallDecision::Allowed;
         }
@@ -179,7 +180,7 @@ impl Mesh {
         ))
     }
 
-    fn counted_at_waypoint(&self, counted: &Counted) -> CallDecision {
+    fn counted_at_waypoint(&self, counted: &CountedCalls) -> CallDecision {
         let host = counted
             .service
             .as_ref()
@@ -245,7 +246,7 @@ fn workload_name(pod: &Workload) -> String {
     format!("{}/{}", pod.namespace, pod.workload_name)
 }
 
-fn gone(counted: &Counted) -> CallDecision {
+fn gone(counted: &CountedCalls) -> CallDecision {
     let called = counted.called.as_ref();
     let called = called.map(|(namespace, name)| format!("{namespace}/{name}"));
     CallDecision::Undecided(format!(

@@ -1,7 +1,7 @@
-//! Rehearsals where there is no line of a log: open connections, and metrics.
+//! Rehearsals without access logs: with open connections, and with metrics.
 
 use super::*;
-use crate::rehearsal::{counted, counted::Counted};
+use crate::rehearsal::{counted, counted::CountedCalls};
 
 /// Formats a series of a proxy in exposition format.
 fn series(family: &str, reporter: &str, labels: &[(&str, &str)], times: usize) -> String {
@@ -43,7 +43,7 @@ fn to_web(family: &str, labels: &[(&str, &str)], times: usize) -> String {
 fn rehearse(policies: &str, lines: &[String], scrape: &str) -> Report {
     let lines = lines.iter().filter_map(|line| observed::read(line));
     let lines: Vec<_> = lines.collect();
-    let counted: Vec<Counted> = counted::read(scrape);
+    let counted: Vec<CountedCalls> = counted::read(scrape);
     let rehearsal = Rehearsal::new(MeshConfig::default(), mesh(""), objects(policies), false);
     rehearsal.report(&lines, &counted)
 }
@@ -63,7 +63,7 @@ const PLAIN: [(&str, &str); 3] = [
 ];
 
 #[test]
-fn connections_that_are_only_counted_are_judged_by_who_calls_whom() {
+fn counted_connections_are_decided_by_caller_and_callee() {
     let scrape = [
         to_db(&[], 3),
         to_db(&[("response_flags", "DENY")], 2),
@@ -122,7 +122,7 @@ fn connections_that_are_only_counted_are_judged_by_who_calls_whom() {
 }
 
 #[test]
-fn requests_that_are_only_counted_are_judged_where_paths_do_not_matter() {
+fn counted_requests_are_decided_if_paths_do_not_matter() {
     let attached = |name: &str, rest: &str| {
         let target = "targetRefs: [{kind: Service, group: '', name: web}]";
         policy(name, "", &format!("{{{target}, {rest}}}"))
@@ -166,7 +166,7 @@ fn requests_that_are_only_counted_are_judged_where_paths_do_not_matter() {
 }
 
 #[test]
-fn what_a_log_tells_is_not_judged_by_metrics_again() {
+fn logged_calls_are_not_evaluated_by_metrics_again() {
     let deny = policy(
         "no",
         "",
@@ -195,7 +195,7 @@ fn what_a_log_tells_is_not_judged_by_metrics_again() {
 }
 
 #[test]
-fn what_logs_do_not_reach_back_to_is_judged_by_metrics() {
+fn calls_from_before_the_logs_are_decided_by_metrics() {
     let deny = policy(
         "no",
         "",
@@ -212,7 +212,7 @@ fn what_logs_do_not_reach_back_to_is_judged_by_metrics() {
 }
 
 #[test]
-fn labels_that_are_not_there_are_nobodys_and_decide_nothing() {
+fn missing_labels_leave_calls_undecided() {
     let target = "targetRefs: [{kind: Service, group: '', name: web}]";
     let from = "from: [{source: {principals: [cluster.local/ns/shop/sa/front]}}]";
     let scrape = to_web("istio_requests", &[], 3);
@@ -269,7 +269,7 @@ fn counts_without_identity_match_lines_without_identity() {
 }
 
 #[test]
-fn open_connections_are_judged_as_those_of_logs_are() {
+fn open_connections_are_decided_like_logged_ones() {
     let dump = |connections: &str| {
         let text = format!(
             "{{\"workloads\": [], \"workloadState\": {{\"db\": {{\"state\": \"Up\", \"connections\": {connections}}}, \

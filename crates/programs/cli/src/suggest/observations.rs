@@ -1,4 +1,4 @@
-//! Callers as flows show them: who reached what. Refused ones are counted, and never become callers.
+//! Observed callers of each target, from flow events. Refused calls are only counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,12 +7,12 @@ use serde_json::Value;
 
 use crate::dump::{Connection, PodEntry};
 
-/// Most callers of one target that are kept; the target of more gets no policy.
+/// Maximum number of callers of one target; a target with more gets no policy.
 const MAX_CALLERS: usize = 1_000;
-/// Paths of a caller from which on it is not restricted to them.
+/// Number of paths of a caller from which on a policy does not restrict paths.
 pub(super) const MAX_PATHS: usize = 20;
 
-/// End of the address of a tunnel.
+/// Suffix of the address of a tunnel.
 const TUNNEL_PORT: &str = ":15008";
 
 /// Client in a form that a policy can match.
@@ -46,7 +46,7 @@ pub(super) struct Usage {
 
 /// Collected traffic observations.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct Observations {
     /// Pods of each group, by name.
     pods: BTreeMap<Target, BTreeSet<String>>,
     pub(super) usage: BTreeMap<Target, BTreeMap<Client, Usage>>,
@@ -62,7 +62,7 @@ pub(super) struct Seen {
     pub(super) interrupted: BTreeSet<String>,
 }
 
-impl Seen {
+impl Observations {
     /// Whether no allowed traffic was observed.
     pub(super) fn is_empty(&self) -> bool {
         self.usage.is_empty()
@@ -134,7 +134,7 @@ impl Seen {
             .or_default() += flow.count;
     }
 
-    /// Notes that a client uses a pod.
+    /// Records that a client uses a pod.
     fn use_pod(&mut self, source: &Peer, server: &Peer) {
         let (Some(namespace), Some(workload)) = (&server.namespace, &server.workload) else {
             return;
@@ -176,7 +176,8 @@ impl Seen {
         }
     }
 
-    /// Usage of a target by a client; `None` if the client cannot be named, or too many are.
+    /// Returns the usage of a target by a client; `None` if no policy can match the client, or the target has too many
+    /// clients.
     fn usage_of(&mut self, target: Target, source: &Peer) -> Option<&mut Usage> {
         let client = match &source.identity {
             Some(identity) => {

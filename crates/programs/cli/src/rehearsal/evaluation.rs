@@ -1,4 +1,4 @@
-//! The mesh as it is and as it would be, and what either makes of what was seen. Pure.
+//! Evaluation of recorded calls by two meshes: with the current policies, and with the rehearsed ones. Pure.
 
 mod by_metrics;
 
@@ -20,14 +20,14 @@ use ambit_model::{
 
 use super::{
     at_waypoint::AtWaypoint,
-    counted::{Counted, Counter},
+    counted::{CountedCalls, Counter},
     decision::CallDecision,
-    observed::{At, Observed, Request, Seen},
+    observed::{ObservedCall, Observer, Request, WaypointCall},
     readings::{self, Knowledge},
     report::{Report, Row},
 };
 
-/// Judge of a rehearsal, as described for the module.
+/// Current and rehearsed mesh, which both decide about recorded calls.
 pub(crate) struct Rehearsal {
     now: Mesh,
     then: Mesh,
@@ -84,7 +84,7 @@ impl Rehearsal {
     }
 
     /// Reports on recorded calls line by line, and on counters without lines: logs may begin later than counters.
-    pub(crate) fn report(&self, lines: &[Observed], counted: &[Counted]) -> Report {
+    pub(crate) fn report(&self, lines: &[ObservedCall], counted: &[CountedCalls]) -> Report {
         let mut report = Report {
             notes: self.notes.clone(),
             ..Report::default()
@@ -106,7 +106,7 @@ impl Rehearsal {
         for one in counted {
             let pair = Mesh::pair_of_counted(one);
             let of_pair = pair.map_or(0, |pair| {
-                let logged = logged.iter().filter(|(logged, _)| logged.tells(&pair));
+                let logged = logged.iter().filter(|(logged, _)| logged.covers(&pair));
                 logged.map(|(_, times)| times).sum()
             });
             let times = one.times.saturating_sub(of_pair);
@@ -134,7 +134,7 @@ impl Rehearsal {
 }
 
 /// Describes both peers of a counted call for display.
-fn parties(counted: &Counted) -> (String, String) {
+fn parties(counted: &CountedCalls) -> (String, String) {
     let named = |of: &Option<(String, String)>| match of {
         Some((namespace, name)) => format!("{namespace}/{name}"),
         None => "an unknown caller".to_owned(),
@@ -167,18 +167,18 @@ fn without_dry_run(event: &ObjectEvent) -> ObjectEvent {
     event
 }
 
-fn what(seen: &Observed) -> String {
+fn what(seen: &ObservedCall) -> String {
     match &seen.at {
-        At::Pod => format!("port {}", seen.to.port()),
-        At::Waypoint(Seen {
+        Observer::Pod => format!("port {}", seen.to.port()),
+        Observer::Waypoint(WaypointCall {
             request: Some(request),
             ..
         }) => format!("{} {}", request.method, request.path),
-        At::Waypoint(_) => format!("port {}", seen.to.port()),
+        Observer::Waypoint(_) => format!("port {}", seen.to.port()),
     }
 }
 
-/// The records that decide.
+/// Records of the control plane that decide about calls.
 #[derive(Default)]
 struct Records {
     workloads: BTreeMap<WorkloadUid, Arc<Workload>>,
@@ -200,7 +200,7 @@ impl Records {
         }
     }
 
-    /// Records of waypoints of one type.
+    /// Returns the records of waypoints of one type.
     fn of_waypoints<R: IsWaypointRecord>(&self) -> impl Iterator<Item = (&GatewayName, &R)> {
         let all = self.of_waypoints.iter();
         all.filter_map(|(key, record)| Some((&key.gateway, R::of(record)?)))
@@ -275,10 +275,10 @@ impl Mesh {
     }
 
     /// Describes the caller for display.
-    fn who(&self, seen: &Observed) -> String {
+    fn who(&self, seen: &ObservedCall) -> String {
         match (&seen.identity, self.pod(seen.from.ip())) {
             (Some(identity), _) => identity.to_string(),
-            (None, Some(pod)) if pod.protocol == Protocol::Hbone && seen.at != At::Pod => {
+            (None, Some(pod)) if pod.protocol == Protocol::Hbone && seen.at != Observer::Pod => {
                 pod.identity().to_string()
             }
             (None, Some(pod)) => format!("{}/{} (plaintext)", pod.namespace, pod.name),
@@ -287,7 +287,7 @@ impl Mesh {
     }
 
     /// Describes the callee for display.
-    fn whom(&self, seen: &Observed) -> String {
+    fn whom(&self, seen: &ObservedCall) -> String {
         match (self.service(seen), self.pod(seen.to.ip())) {
             (Some(service), _) => format!("{}/{}", service.namespace, service.name),
             (None, Some(pod)) => format!("{}/{}", pod.namespace, pod.name),
@@ -296,8 +296,8 @@ impl Mesh {
     }
 
     /// Returns the service that was called at a waypoint.
-    fn service(&self, seen: &Observed) -> Option<&Arc<Service>> {
-        let At::Waypoint(at) = &seen.at else {
+    fn service(&self, seen: &ObservedCall) -> Option<&Arc<Service>> {
+        let Observer::Waypoint(at) = &seen.at else {
             return None;
         };
         let ip = seen.to.ip().to_canonical();
@@ -312,16 +312,16 @@ impl Mesh {
         all.clone().find(has_address).or_else(|| all.find(is_named))
     }
 
-    fn judge(&self, seen: &Observed) -> CallDecision {
+    fn judge(&self, seen: &ObservedCall) -> CallDecision {
         match &seen.at {
-            At::Pod => self.at_pod(seen),
-            At::Waypoint(at) => self.at_waypoint(seen, at),
+            Observer::Pod => self.at_pod(seen),
+            Observer::Waypoint(at) => self.at_waypoint(seen, at),
         }
     }
 
     /// Decides like the pod's node proxy: connections that bypass the waypoint are redirected to it, after
     /// PeerAuthentication.
-    fn at_pod(&self, seen: &Observed) -> CallDecision {
+    fn at_pod(&self, seen: &ObservedCall) -> CallDecision {
         let Some(pod) = self.pod(seen.to.ip()) else {
             return unknown("the pod that was called", seen.to.ip());
         };
@@ -341,7 +341,7 @@ impl Mesh {
         of_explanation(&explanation)
     }
 
-    /// Whether a connection does not come from the pod's waypoint, and has to.
+    /// Whether a connection bypasses the waypoint that the pod requires.
     fn must_pass_waypoint(pod: &Workload, source: Option<&Identity>) -> bool {
         let waypoint = pod.endpoint_waypoint.as_ref().filter(|one| one.enforce);
         waypoint.is_some_and(|waypoint| {
@@ -350,7 +350,7 @@ impl Mesh {
     }
 
     /// Decides like the waypoint.
-    fn at_waypoint(&self, seen: &Observed, at: &Seen) -> CallDecision {
+    fn at_waypoint(&self, seen: &ObservedCall, at: &WaypointCall) -> CallDecision {
         let Some(caller) = self.pod(seen.from.ip()) else {
             return unknown("the caller", seen.from.ip());
         };

@@ -1,0 +1,245 @@
+//! Lab with both waypoints, and the loads that are sent through each.
+
+use std::{
+    fmt, fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::{
+    envoy::Files,
+    hashing, manifests,
+    scenario::{Scenario, Step},
+    side::{ENVOY, OURS, Side},
+    table::{LoadResult, Row},
+};
+use crate::{
+    figure,
+    load::{self, HttpLoad},
+    process,
+    rig::{Rig, settled},
+};
+
+/// Duration of each measurement in seconds.
+const SECONDS: u32 = 5;
+
+/// Number of alternating rounds, whose median is reported.
+const ROUNDS: usize = 3;
+
+/// Number of warm-up attempts that may fail before the first measurement.
+const MAX_WARM_UPS: usize = 6;
+
+/// Load of requests from one client.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Load {
+    /// HTTP/1.1 on this number of connections.
+    Http1(u32),
+    /// Responses of 1 MiB on this number of connections.
+    Large(u32),
+    /// HTTP/2 on this number of connections, with ten concurrent requests on each.
+    Http2(u32),
+    /// Unary gRPC calls on this number of connections, with ten concurrent calls on each.
+    Grpc(u32),
+}
+
+/// A lab with both waypoints.
+pub(super) struct Lab {
+    pub(super) rig: Rig,
+    pub(super) scenario: Scenario,
+    pub(super) envoy: Files,
+    scratch: tempfile::TempDir,
+}
+
+impl Lab {
+    pub(super) fn up(envoy: &Path, scenario: Scenario) -> Result<Self> {
+        let scratch = tempfile::tempdir()?;
+        let programs = programs(scratch.path(), envoy)?;
+        let mut files = vec![(
+            "rig.yaml".to_owned(),
+            manifests::of(scratch.path(), &programs, scenario)?,
+        )];
+        for side in [OURS, ENVOY] {
+            files.push((side.gateway(), manifests::gateway(side, 0)));
+        }
+        let rig = Rig::start(&programs, &files)?;
+        rig.until("the servers ready", |status| {
+            let servers = status.pods.iter().filter(|pod| pod.name == "server");
+            servers.filter(|pod| pod.ready && pod.captured).count() == 2
+        })?;
+        let files = Files::new(scratch.path());
+        let callee = scenario.step.and_then(Step::callee);
+        let callee = callee
+            .map(|(namespace, name)| rig.address(namespace, name))
+            .transpose()?;
+        if let (Some(Step::Hash), Some(server)) = (scenario.step, &callee) {
+            hashing::route(&rig, server)?;
+        }
+        let backend = rig.address("envoy", "server")?;
+        files.configure(scenario, &backend, callee.as_deref())?;
+        rig.until("all pods ready", |status| {
+            status.pods.iter().all(|pod| pod.ready)
+        })?;
+        let lab = Self {
+            rig,
+            scenario,
+            envoy: files,
+            scratch,
+        };
+        for side in [OURS, ENVOY] {
+            lab.warm_up(side)?;
+        }
+        Ok(lab)
+    }
+
+    /// Sends requests until none fails: connections fail until the node proxy has received the waypoint's records.
+    fn warm_up(&self, side: Side) -> Result<()> {
+        for _ in 0..MAX_WARM_UPS {
+            let sent = self.send(side, Load::Http1(4), SECONDS)?;
+            if sent.errors == 0 && sent.requests > 0 {
+                return Ok(());
+            }
+        }
+        bail!("requests through {side:?} fail after {MAX_WARM_UPS} times {SECONDS} s")
+    }
+
+    fn pids(&self, side: Side) -> Result<Vec<u32>> {
+        process::with_variable(side.program, &format!("GATEWAY_NAME={}", side.name))
+    }
+
+    /// Measures both waypoints, alternately.
+    pub(super) fn compare(&self, what: &str, load: Load) -> Result<Vec<Row>> {
+        let (mut ours, mut envoy) = (Vec::new(), Vec::new());
+        for _ in 0..figure::rounds(ROUNDS)? {
+            ours.push(self.measure(OURS, load)?);
+            envoy.push(self.measure(ENVOY, load)?);
+        }
+        let mut rows = Row::of(&format!("{what}{load}"), &ours, &envoy);
+        if matches!(load, Load::Http1(1000)) {
+            rows.push(self.memory(&load.to_string(), false)?);
+        }
+        Ok(rows)
+    }
+
+    /// Compares the memory of both; when idle, after it is stable.
+    pub(super) fn memory(&self, what: &str, is_idle: bool) -> Result<Row> {
+        let resident = |side| {
+            let now = || process::resident_mb(&self.pids(side)?);
+            if is_idle { settled(now) } else { now() }
+        };
+        Ok(Row::memory(what, resident(OURS)?, resident(ENVOY)?))
+    }
+
+    fn measure(&self, side: Side, load: Load) -> Result<LoadResult> {
+        let pids = self.pids(side)?;
+        let before = process::cpu_time(&pids)?;
+        let HttpLoad {
+            requests_per_second,
+            median,
+            p99,
+            requests,
+            errors,
+        } = self.send(side, load, SECONDS)?;
+        let spent = process::cpu_time(&pids)? - before;
+        ensure!(requests > 0, "nothing came of {load} through {side:?}");
+        if errors > 0 {
+            eprintln!("  {side:?}, {load}: {errors} of {requests} requests failed");
+        }
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "a count of requests, far below 2^52"
+        )]
+        let cpu = spent.as_secs_f64() / requests as f64;
+        Ok(LoadResult {
+            requests_per_second,
+            median,
+            p99,
+            cpu,
+        })
+    }
+
+    /// Sends load for this number of seconds.
+    pub(super) fn send(&self, side: Side, load: Load, seconds: u32) -> Result<HttpLoad> {
+        let client = format!("{}/client", side.name);
+        let log = self.scratch.path().join("requests.log");
+        let path = match (load, self.scenario.rules) {
+            (Load::Large(_), _) => "large".to_owned(),
+            (_, 0) => String::new(),
+            (_, rules) => format!("route/{}/x", rules - 1),
+        };
+        let command = match load {
+            Load::Http1(connections) | Load::Large(connections) => {
+                let url = match self.scenario.step {
+                    Some(Step::Hash) => hashing::url(side),
+                    _ => format!("http://server.{}/{path}", side.name),
+                };
+                let mut command = load::wrk(connections, seconds, true, &url);
+                if let Some(step) = self.scenario.step {
+                    command.extend(step.arguments(side, self.scratch.path())?);
+                }
+                command
+            }
+            Load::Http2(connections) => {
+                let url = format!("http://server.{}:81/{path}", side.name);
+                load::h2load(connections, seconds, &log, &url)
+            }
+            Load::Grpc(connections) => {
+                let url = format!("http://server.{}:82{}", side.name, load::GRPC_METHOD);
+                load::grpc(connections, seconds, self.scratch.path(), &log, &url)?
+            }
+        };
+        if log.exists() {
+            fs::remove_file(&log)?;
+        }
+        let output = self.rig.exec(&client, &command)?;
+        let sent = match load {
+            Load::Http2(_) | Load::Grpc(_) => {
+                load::parse_h2load(&output)?.with_times(&fs::read_to_string(&log)?)?
+            }
+            Load::Http1(_) | Load::Large(_) => load::parse_wrk(&output)?,
+        };
+        Ok(sent)
+    }
+}
+
+/// Returns a directory of programs whose waypoint is Ambit's or Envoy, by the name of the Gateway.
+fn programs(scratch: &Path, envoy: &Path) -> Result<PathBuf> {
+    let bench = std::env::current_exe()?;
+    let built = bench.parent().context("a program is in a directory")?;
+    let directory = scratch.join("bin");
+    fs::create_dir(&directory)?;
+    for entry in fs::read_dir(built)? {
+        let entry = entry?;
+        if entry.file_name() != OURS.program {
+            symlink(entry.path(), directory.join(entry.file_name()))?;
+        }
+    }
+    let script = format!(
+        "#!/bin/sh\n[ \"$GATEWAY_NAME\" = {} ] && exec {} envoy-as-waypoint {} {}\nexec {} \"$@\"\n",
+        ENVOY.name,
+        bench.display(),
+        envoy.display(),
+        scratch.display(),
+        built.join(OURS.program).display(),
+    );
+    let path = directory.join(OURS.program);
+    fs::write(&path, script)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+    Ok(directory)
+}
+
+impl fmt::Display for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Http1(connections) => write!(f, "HTTP/1.1, {connections} connections"),
+            Self::Http2(connections) => {
+                write!(f, "HTTP/2, {connections} connections of 10 requests")
+            }
+            Self::Grpc(connections) => {
+                write!(f, "gRPC, {connections} connections of 10 calls")
+            }
+            Self::Large(connections) => write!(f, "1 MiB answers, {connections} connections"),
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! Waiting for conditions of the cluster.
+
+use std::time::{Duration, Instant};
+
+/// Timeout of every operation on a busy machine.
+pub const TIMEOUT: Duration = Duration::from_secs(180);
+
+/// Waits until `condition` holds.
+#[track_caller]
+pub fn until(what: &str, condition: impl FnMut() -> bool) {
+    ambit_testkit::until_within(TIMEOUT, what, condition);
+}
+
+/// Checks that `condition` holds all the time.
+#[track_caller]
+pub fn throughout(what: &str, time: Duration, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        assert!(condition(), "not all the time: {what}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}

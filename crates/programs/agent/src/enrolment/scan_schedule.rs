@@ -1,0 +1,68 @@
+//! Times of the scans of /proc: one runs at a time, and failures delay the next.
+
+use std::time::{Duration, Instant};
+
+/// First and longest pause between scans while pods are missing.
+pub(super) const PAUSE: (Duration, Duration) =
+    (Duration::from_millis(250), Duration::from_secs(30));
+
+/// Schedule of scans, each for all pods whose namespace is searched.
+#[derive(Debug)]
+pub(super) struct ScanSchedule {
+    pub(super) running_since: Option<Instant>,
+    /// Time of the next scan.
+    pub(super) due: Option<Instant>,
+    pub(super) pause: Duration,
+    pub(super) initial_done: bool,
+}
+
+impl Default for ScanSchedule {
+    fn default() -> Self {
+        Self {
+            running_since: None,
+            due: None,
+            pause: PAUSE.0,
+            initial_done: false,
+        }
+    }
+}
+
+impl ScanSchedule {
+    pub(super) fn initial_done(&self) -> bool {
+        self.initial_done
+    }
+
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.due.filter(|_| self.running_since.is_none())
+    }
+
+    /// Requests a scan.
+    pub(super) fn want(&mut self, now: Instant) {
+        self.due = Some(now);
+    }
+
+    /// A pod's namespace is missing: scan now if the last scan is old enough, else when due.
+    pub(super) fn want_missing(&mut self, now: Instant) {
+        if self.due.is_none() && self.running_since.is_none() {
+            self.due = Some(now);
+        }
+    }
+
+    /// Schedules the next scan after a failure, with increasing delay.
+    pub(super) fn failed(&mut self, now: Instant) {
+        self.running_since = None;
+        self.scan_after_pause(now);
+    }
+
+    pub(super) fn scan_after_pause(&mut self, now: Instant) {
+        let due = now + self.pause;
+        self.pause = (self.pause * 2).min(PAUSE.1);
+        self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
+    }
+
+    /// Schedules a scan now and soon after, since something has changed.
+    pub(super) fn hasten(&mut self, now: Instant) {
+        self.pause = PAUSE.0;
+        self.want(now);
+    }
+}

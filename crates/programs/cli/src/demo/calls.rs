@@ -1,0 +1,243 @@
+//! Calls between pods of the example, with their expected results.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use ambit_lab::{LogSource, PodStatus, Status};
+
+use super::{
+    lab::{Demo, MARKER, MAX_LOG_DELAY},
+    pods::{BATCH, FRONTEND, LEDGER, ORDERS, REPORTS, pod, pod_name},
+};
+use crate::{CliError, access_log::AccessLine, explain, labs};
+
+/// Names of the nodes.
+const NODES: [&str; 2] = ["node-1", "node-2"];
+
+/// Port of the example's servers.
+const PORT: u16 = 8080;
+
+/// Call with the result that the manifests imply.
+pub(super) struct Call {
+    from: (&'static str, &'static str),
+    to: (&'static str, &'static str),
+    path: Transport,
+    allowed: bool,
+}
+
+/// Transport of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transport {
+    /// mTLS tunnel between node proxies.
+    Hbone,
+    /// Plaintext, through a node proxy on one side.
+    Plaintext,
+    /// Plaintext, with both peers outside the mesh.
+    Outside,
+}
+
+impl Transport {
+    fn words(self) -> &'static str {
+        match self {
+            Self::Hbone => "HBONE (mTLS)",
+            Self::Plaintext => "plaintext",
+            Self::Outside => "plaintext, outside the mesh",
+        }
+    }
+}
+
+const fn call(
+    from: (&'static str, &'static str),
+    to: (&'static str, &'static str),
+    path: Transport,
+    allowed: bool,
+) -> Call {
+    Call {
+        from,
+        to,
+        path,
+        allowed,
+    }
+}
+
+pub(super) const BEFORE: [Call; 8] = [
+    call(FRONTEND, ORDERS, Transport::Hbone, true),
+    call(ORDERS, LEDGER, Transport::Hbone, true),
+    call(FRONTEND, LEDGER, Transport::Hbone, false),
+    call(BATCH, FRONTEND, Transport::Plaintext, true),
+    call(BATCH, ORDERS, Transport::Plaintext, false),
+    call(BATCH, LEDGER, Transport::Plaintext, false),
+    call(FRONTEND, REPORTS, Transport::Plaintext, true),
+    call(BATCH, REPORTS, Transport::Outside, true),
+];
+
+pub(super) const AFTER: [Call; 4] = [
+    call(BATCH, FRONTEND, Transport::Hbone, true),
+    call(BATCH, ORDERS, Transport::Hbone, false),
+    call(FRONTEND, REPORTS, Transport::Hbone, true),
+    call(BATCH, REPORTS, Transport::Hbone, true),
+];
+
+/// Observed result of a call.
+struct CallResult {
+    identity: Option<String>,
+    path: Transport,
+    allowed: bool,
+    answer: String,
+    explained: Option<explain::Report>,
+}
+
+impl CallResult {
+    fn row(&self, call: &Call) -> Vec<String> {
+        let decided = match &self.explained {
+            Some(report) => match &report.decided_by {
+                Some(policy) => policy.clone(),
+                None => report.why.clone(),
+            },
+            None => String::new(),
+        };
+        vec![
+            format!("{}/{}", call.from.0, call.from.1),
+            format!("{}/{}", call.to.0, call.to.1),
+            self.identity.clone().unwrap_or_else(|| "none".to_owned()),
+            self.path.words().to_owned(),
+            if self.allowed { "allowed" } else { "DENIED" }.to_owned(),
+            decided,
+        ]
+    }
+
+    fn fault(&self, call: &Call) -> Option<String> {
+        let name = format!(
+            "{}/{} -> {}/{}",
+            call.from.0, call.from.1, call.to.0, call.to.1
+        );
+        if self.allowed != call.allowed {
+            return Some(format!(
+                "{name}: expected another result; it got {:?}",
+                self.answer
+            ));
+        }
+        if self.path != call.path {
+            return Some(format!(
+                "{name}: expected {}, was {}",
+                call.path.words(),
+                self.path.words()
+            ));
+        }
+        if self.identity.is_some() != (call.path == Transport::Hbone) {
+            return Some(format!(
+                "{name}: identity {:?} over {}",
+                self.identity,
+                self.path.words()
+            ));
+        }
+        let explained = self.explained.as_ref().map(|report| report.allowed);
+        (explained != Some(self.allowed))
+            .then(|| format!("{name}: `ambit policy explain` predicts another decision"))
+    }
+}
+
+impl Demo {
+    /// Makes the calls, prints their results, and returns the number of failures.
+    pub(super) fn calls(&self, status: &Status, calls: &[Call]) -> Result<usize, CliError> {
+        let header = [
+            "CALLER",
+            "SERVER",
+            "CALLER'S IDENTITY",
+            "PATH",
+            "RESULT",
+            "DECIDED BY",
+        ];
+        self.under_capture(status, &header, calls, |call, faults| {
+            let seen = self.call(status, call)?;
+            faults.extend(seen.fault(call));
+            Ok(seen.row(call))
+        })
+    }
+
+    fn call(&self, status: &Status, call: &Call) -> Result<CallResult, CliError> {
+        let client = pod(status, call.from)?;
+        let before = self.access_lines()?.map(|lines| lines.len());
+        let url = format!("http://{}.{}/{MARKER}", call.to.1, call.to.0);
+        let output = self.get(client, &url)?;
+        let line = match call.path {
+            Transport::Outside => None,
+            Transport::Hbone | Transport::Plaintext => self.access_line(client, call, before)?,
+        };
+        let server = match line.as_ref().and_then(|line| line.field("dst.workload")) {
+            Some(name) => status.pods.iter().find(|pod| pod.name == name),
+            None => None,
+        };
+        let server = server.map_or_else(|| pod(status, call.to), Ok)?;
+        let path = match &line {
+            Some(line) if line.field("dst.hbone_addr").is_some() => Transport::Hbone,
+            Some(_) => Transport::Plaintext,
+            None => Transport::Outside,
+        };
+        let reports = explain::explain(
+            &self.dump(&server.node)?,
+            &pod_name(client),
+            &pod_name(server),
+            PORT,
+            path != Transport::Hbone,
+        )?;
+        let explained = reports.into_iter().next();
+        let identity = line.as_ref().and_then(|line| line.field("src.identity"));
+        Ok(CallResult {
+            identity: identity.map(ToOwned::to_owned),
+            path,
+            allowed: output.code == 0,
+            answer: output.stdout.trim().to_owned(),
+            explained,
+        })
+    }
+
+    /// Returns the access log line of the server's node proxy, or else of the client's.
+    fn access_line(
+        &self,
+        client: &PodStatus,
+        call: &Call,
+        before: [usize; 2],
+    ) -> Result<Option<AccessLine>, CliError> {
+        let deadline = Instant::now() + MAX_LOG_DELAY;
+        // A server in the mesh writes one; a client in the mesh, too.
+        let both = call.path == Transport::Hbone;
+        loop {
+            let lines = self.access_lines()?;
+            let ours: Vec<_> = lines
+                .iter()
+                .zip(before)
+                .flat_map(|(lines, before)| lines.iter().skip(before))
+                .filter(|line| line.field("src.workload") == Some(&client.name))
+                .collect();
+            let inbound = ours
+                .iter()
+                .find(|line| line.field("direction") == Some("inbound"));
+            let enough = if both {
+                inbound.is_some()
+            } else {
+                !ours.is_empty()
+            };
+            if enough || Instant::now() > deadline {
+                return Ok(inbound.or_else(|| ours.first()).map(|line| (*line).clone()));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Returns the access log lines of each node's proxy.
+    fn access_lines(&self) -> Result<[Vec<AccessLine>; 2], CliError> {
+        let mut lines = [const { Vec::new() }; 2];
+        for (node, lines) in NODES.into_iter().zip(&mut lines) {
+            let source = LogSource::Daemon {
+                name: "proxy".into(),
+                node: Some(node.to_owned()),
+            };
+            let text = self.client.log_text(source).map_err(labs::client_error)?;
+            *lines = text.lines().filter_map(AccessLine::parse).collect();
+        }
+        Ok(lines)
+    }
+}

@@ -1,0 +1,111 @@
+//! Lab of the demonstration: waiting for its pods, and steps under a capture of its traffic.
+
+use std::{thread, time::Duration};
+
+use ambit_lab::{Client, ExecOutput, LAB_TOOL, LabNetns, PodStatus, Status};
+
+use super::{pods::pod_name, wire::wire};
+use crate::{
+    CliError, ErrorKind,
+    dump::Dump,
+    labs,
+    output::{print_line, table},
+    readiness,
+    source::Source,
+};
+
+/// Text in every request, by which the capture recognizes plaintext.
+pub(super) const MARKER: &str = "AMBIT-DEMO-IN-THE-CLEAR";
+
+/// Timeout for pods to be ready or captured.
+pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Tolerated delay of the access log.
+pub(super) const MAX_LOG_DELAY: Duration = Duration::from_secs(3);
+
+/// Running lab of the demonstration.
+pub(super) struct Demo {
+    pub(super) client: Client,
+    pub(super) name: String,
+}
+
+impl Demo {
+    pub(super) fn wait(
+        &self,
+        what: &str,
+        enough: impl FnMut(&Status) -> bool,
+    ) -> Result<Status, CliError> {
+        let waited = self
+            .client
+            .wait_until(READY_TIMEOUT, enough)
+            .map_err(labs::client_error)?;
+        waited.map_err(|status| {
+            let pods: Vec<_> = status
+                .pods
+                .iter()
+                .map(|pod| {
+                    let message = pod.message.as_deref().unwrap_or_default();
+                    format!("{} {} {message}", pod.name, pod.phase)
+                })
+                .collect();
+            CliError::new(
+                ErrorKind::Failed,
+                format!("{what}: not after {READY_TIMEOUT:?}"),
+            )
+            .hint(pods.join("; "))
+        })
+    }
+
+    /// Waits until every node proxy has received the records of the captured pods.
+    pub(super) fn wait_for_proxies(&self, status: &Status) -> Result<(), CliError> {
+        match readiness::wait_for_proxies(&self.client, &self.name, status, READY_TIMEOUT)? {
+            true => Ok(()),
+            false => Err(CliError::new(
+                ErrorKind::Failed,
+                "node proxies do not hear of the pods",
+            )),
+        }
+    }
+
+    pub(super) fn dump(&self, node: &str) -> Result<Dump, CliError> {
+        Source::node(&self.name, node).dump()
+    }
+
+    /// Runs each step under a capture, prints its row and the traffic on the wire, and returns the number of failures.
+    pub(super) fn under_capture<T>(
+        &self,
+        status: &Status,
+        header: &[&str],
+        things: &[T],
+        mut each: impl FnMut(&T, &mut Vec<String>) -> Result<Vec<String>, CliError>,
+    ) -> Result<usize, CliError> {
+        let capture = self
+            .client
+            .capture(LabNetns::Fabric, vec![MARKER.into()])
+            .map_err(labs::client_error)?;
+        let mut faults = Vec::new();
+        let rows: Result<Vec<_>, _> = things
+            .iter()
+            .map(|thing| each(thing, &mut faults))
+            .collect();
+        let rows = rows?;
+        // What is on its way when the last answer is here.
+        thread::sleep(Duration::from_millis(100));
+        let traffic = capture.finish();
+        print_line(&table(header, rows))?;
+        print_line("\nOn the wire between the nodes:\n")?;
+        faults.extend(wire(status, &traffic.reports())?);
+        for fault in &faults {
+            print_line(&format!("  FAULT: {fault}"))?;
+        }
+        Ok(faults.len())
+    }
+
+    /// Fetches a page from a pod.
+    pub(super) fn get(&self, client: &PodStatus, url: &str) -> Result<ExecOutput, CliError> {
+        let command = [LAB_TOOL, "get", "--timeout", "5000", url];
+        self.client
+            .output(&pod_name(client), &command)
+            .map_err(labs::client_error)
+    }
+}

@@ -1,0 +1,46 @@
+//! Evaluations of policies in reports.
+
+use ambit_authz::{Explanation, Outcome, Why};
+use ambit_mesh_json::Json;
+use ambit_model::{Action, Scope};
+use serde::Serialize;
+
+/// Evaluation of one policy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PolicyReport {
+    pub(crate) policy: String,
+    pub(crate) action: Json<Action>,
+    pub(crate) scope: Json<Scope>,
+    pub(crate) dry_run: bool,
+    /// The first rule that matches, counted from 1.
+    pub(crate) matching_rule: Option<usize>,
+}
+
+pub(super) fn policy_reports(explanation: &Explanation) -> Vec<PolicyReport> {
+    let all = explanation.policies.iter();
+    all.map(|evaluation| PolicyReport {
+        policy: evaluation.policy.to_string(),
+        action: Json(evaluation.action),
+        scope: Json(evaluation.scope),
+        dry_run: evaluation.dry_run,
+        matching_rule: match evaluation.outcome {
+            Outcome::Matches { rule } => Some(rule + 1),
+            Outcome::NoMatch => None,
+        },
+    })
+    .collect()
+}
+
+/// Text of a decision's reason.
+pub(super) fn reason(why: &Why) -> &'static str {
+    match why {
+        Why::NoPolicies => "no policy applies",
+        Why::NoAllowPolicies => "no DENY policy matches, no ALLOW policy applies",
+        Why::Allowed => "an ALLOW policy matches",
+        Why::Denied => "a DENY policy matches",
+        Why::NoneAllowed => "ALLOW policies apply, none of them matches",
+        Why::NotUnderstood(_) => "a policy that is not understood denies all that it covers",
+        Why::MissingPolicy(_) => "the server names a policy that is not known (yet)",
+    }
+}

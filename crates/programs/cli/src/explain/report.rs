@@ -1,0 +1,124 @@
+//! Prediction for a connection, and its text.
+
+use std::net::SocketAddr;
+
+use serde::Serialize;
+
+use super::{delivery::Delivery, policies::PolicyReport};
+use crate::output::table;
+
+/// Prediction for a connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Report {
+    /// Pod or address of the client.
+    pub(crate) from: String,
+    /// Client identity that the server will have verified; none for plaintext.
+    pub(crate) identity: Option<String>,
+    /// The server's pod.
+    pub(crate) to: String,
+    /// The application's address.
+    pub(crate) destination: SocketAddr,
+    /// Whether the server's node proxy enforces policies for it.
+    pub(crate) enforced: bool,
+    /// Waypoint on the connection's path, whose policies are not evaluated here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) waypoint: Option<String>,
+    /// Decision on the waypoint's own connection to the server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) delivery: Option<Delivery>,
+    /// Whether the connection is allowed; with a waypoint, whether node proxies allow each leg.
+    pub(crate) allowed: bool,
+    /// The policy that decides.
+    pub(crate) decided_by: Option<String>,
+    /// Reason as text.
+    pub(crate) why: String,
+    /// Decision of every policy that applies.
+    pub(crate) policies: Vec<PolicyReport>,
+    /// Unknown policies that the server names.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) missing: Vec<String>,
+}
+
+/// Formats the report for display.
+pub(crate) fn words(report: &Report) -> String {
+    let who = match &report.identity {
+        Some(identity) if *identity == report.from => identity.clone(),
+        Some(identity) => format!("{} as {identity}", report.from),
+        None => format!("{} without an identity (plaintext)", report.from),
+    };
+    // A waypoint delivers only connections that were routed to it.
+    let is_allowed = report.allowed || report.delivery.is_some();
+    let at = report.waypoint.as_ref().map(|_| " at the node proxy");
+    let mut text = format!(
+        "{who}\n  -> {} ({})\n{}{}{}: {}",
+        report.to,
+        report.destination,
+        decision_text(is_allowed),
+        at.unwrap_or_default(),
+        by(report.decided_by.as_deref()),
+        report.why
+    );
+    match (&report.waypoint, &report.delivery) {
+        (Some(waypoint), None) => text.push_str(&format!(
+            "\ngoes through the waypoint {waypoint}, whose policies are not evaluated here; its connections are \
+             checked against the server's policies, with the waypoint as client"
+        )),
+        (Some(waypoint), Some(_)) => text.push_str(&format!(
+            "\ngoes through the waypoint {waypoint}, whose policies are not evaluated here"
+        )),
+        _ => {}
+    }
+    push_policies(&mut text, &report.policies);
+    if let Some(delivery) = &report.delivery {
+        text.push_str(&format!(
+            "\n\nthe waypoint as {}\n  -> {} ({})\n{}{}: {}",
+            delivery.identity,
+            report.to,
+            report.destination,
+            decision_text(delivery.allowed),
+            by(delivery.decided_by.as_deref()),
+            delivery.why
+        ));
+        if !delivery.allowed {
+            text.push_str(
+                "\nthe server's policies refuse the waypoint, and so every caller behind it",
+            );
+        }
+        push_policies(&mut text, &delivery.policies);
+    }
+    for missing in &report.missing {
+        text.push_str(&format!("\nnot known: {missing}"));
+    }
+    text
+}
+
+fn decision_text(is_allowed: bool) -> &'static str {
+    if is_allowed { "ALLOWED" } else { "DENIED" }
+}
+
+fn by(policy: Option<&str>) -> String {
+    policy
+        .map(|policy| format!(" by {policy}"))
+        .unwrap_or_default()
+}
+
+fn push_policies(text: &mut String, policies: &[PolicyReport]) {
+    if policies.is_empty() {
+        return;
+    }
+    let rows = policies.iter().map(|policy| {
+        let dry = if policy.dry_run { " (dry run)" } else { "" };
+        vec![
+            policy.policy.clone(),
+            format!("{:?}{dry}", policy.action.0).to_uppercase(),
+            format!("{:?}", policy.scope.0),
+            match policy.matching_rule {
+                Some(rule) => format!("rule {rule} matches"),
+                None => "no rule matches".to_owned(),
+            },
+        ]
+    });
+    text.push_str("\n\n");
+    text.push_str(&table(&["POLICY", "ACTION", "SCOPE", "RESULT"], rows));
+}

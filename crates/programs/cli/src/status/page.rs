@@ -1,0 +1,18 @@
+//! JSON pages of the mesh's components.
+
+use serde::de::DeserializeOwned;
+
+use crate::{CliError, http::Answer};
+
+/// Parses JSON of a response, or returns the reason why there is none.
+pub(super) fn parse<T: DeserializeOwned>(
+    path: &str,
+    answer: Result<Answer, CliError>,
+) -> Result<T, String> {
+    match answer {
+        Ok(Answer { status: 200, body }) => serde_json::from_slice(&body)
+            .map_err(|error| format!("its answer to {path} cannot be read: {error}")),
+        Ok(answer) => Err(format!("{path} answers with status {}", answer.status)),
+        Err(error) => Err(error.text().trim_start_matches("error: ").to_owned()),
+    }
+}

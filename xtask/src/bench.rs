@@ -7,7 +7,7 @@ mod programs;
 use std::{path::PathBuf, process::Command};
 
 use ambit_images::Architecture;
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 
 use self::programs::{copy, replace};
 use crate::{images, outside, setup, shell, static_binary};

@@ -17,6 +17,7 @@ use ambit_model::{
 };
 use ambit_testkit::{build, until};
 use ambit_xds::WaypointUpdate;
+use futures_util::future::join_all;
 use http::Request;
 use tokio::io::AsyncReadExt as _;
 
@@ -538,7 +539,9 @@ async fn routes_do_not_chain_within_a_waypoint() {
 #[tokio::test]
 async fn hanging_mirrors_are_bounded_and_delay_no_original() {
     const REQUESTS: usize = 300;
-    const MOST: usize = 256;
+    /// Number of concurrent requests: one by one, mirrored requests time out before the last is sent on a busy machine.
+    const BATCH: usize = 30;
+    const MAX_MIRRORED: usize = 256;
     let mut scene = Scene::new().await;
     let open = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
     let counted = open.clone();
@@ -562,10 +565,11 @@ async fn hanging_mirrors_are_bounded_and_delay_no_original() {
     });
     let rules = vec![rule(prefix("/"), vec![copied], to("web"))];
     scene.follow("web", vec![route(None, rules)]);
-    for number in 0..REQUESTS {
-        let target = format!("/{number}");
-        assert_eq!(scene.ask(&target, "web").await, format!("web {target} web"));
+    for _ in 0..REQUESTS / BATCH {
+        let statuses = join_all((0..BATCH).map(|_| scene.client.get(VIP, HTTP1))).await;
+        assert_eq!(statuses, [200; BATCH]);
     }
+    assert_eq!(scene.got(), vec!["web / web"; REQUESTS]);
     let family = "ambit_requests_mirrored_total";
     let busy = || scene.world.count(family, &["outcome=\"busy\""]);
     until("each is sent or counted as too much", || {
@@ -575,5 +579,5 @@ async fn hanging_mirrors_are_bounded_and_delay_no_original() {
     .await;
     assert!(busy() > 0);
     let most = open[1].load(Relaxed);
-    assert!(most <= MOST, "{most} at once");
+    assert!(most <= MAX_MIRRORED, "{most} at once");
 }

@@ -160,6 +160,7 @@ fn median(values: &[f64]) -> f64 {
 }
 
 /// Prints a line for each figure: medians, the ratio (above 1 is better) with its interval, and the outcome.
+#[expect(clippy::print_stdout, reason = "a table for who has asked for it")]
 fn print(figures: &BTreeMap<String, Compared>) {
     println!(
         "\n{:<52} {:>10} {:>10} {:<8} {:>7} {:>15} {:>3}",

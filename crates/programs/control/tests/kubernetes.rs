@@ -30,7 +30,7 @@ mod revisions;
 #[path = "kubernetes/trust_domains.rs"]
 mod trust_domains;
 
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 const NAMESPACES: &str = "/api/v1/namespaces";
 const NODES: &str = "/api/v1/nodes";
@@ -149,6 +149,15 @@ struct Replica {
 impl Replica {
     fn root(&self) -> String {
         std::fs::read_to_string(&self.root).unwrap()
+    }
+
+    /// Waits until the objects of the cluster are known.
+    async fn until_ready(&self) {
+        let begin = std::time::Instant::now();
+        while !self.page("/ready").await.starts_with("HTTP/1.1 200") {
+            assert!(begin.elapsed() < DEADLINE, "never ready");
+            tokio::task::yield_now().await;
+        }
     }
 
     async fn page(&self, path: &str) -> String {
@@ -412,6 +421,7 @@ async fn token_reviews_are_cached_briefly() {
     review_tokens(&cluster.server);
     let [good, bad] = ["good", "bad"].map(token);
     let replica = cluster.replica("a").await;
+    replica.until_ready().await;
     let issued = replica.certificate(&good, "web").await.unwrap();
     assert_eq!(issued.last(), Some(&replica.root()));
     let elsewhere = replica.certificate(&good, "other").await.unwrap_err();
@@ -441,6 +451,7 @@ async fn forged_tokens_cause_few_reviews() {
     cluster.pod("shop", "web-1", "web", "10.0.0.1");
     review_tokens(&cluster.server);
     let replica = cluster.replica("a").await;
+    replica.until_ready().await;
     replica.certificate(&token("good"), "web").await.unwrap();
     // Malformed tokens cost no review.
     for text in ["x", "a.b.c", "e30.e30.e30"] {
@@ -461,6 +472,7 @@ async fn forged_tokens_cause_few_reviews() {
         "{asked} of 60 made up tokens were reviewed, in a time for {share}"
     );
     // An accepted token still works from the same address.
+    replica.until_ready().await;
     replica.certificate(&token("good"), "web").await.unwrap();
     let metrics = replica.page("/metrics").await;
     assert!(
@@ -583,11 +595,7 @@ async fn replica_does_not_start_without_policies_after_one_404() {
     let incomplete = json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": []});
     cluster.server.answer("/apis", incomplete);
     let replica = cluster.replica("a").await;
-    let begin = std::time::Instant::now();
-    while !replica.page("/ready").await.starts_with("HTTP/1.1 200") {
-        assert!(begin.elapsed() < DEADLINE, "never ready");
-        tokio::task::yield_now().await;
-    }
+    replica.until_ready().await;
     assert_eq!(replica.records().await, ["p"]);
     replica.running.stop().await;
 }
@@ -902,6 +910,7 @@ async fn chart_roles_grant_exactly_the_used_permissions() {
         r#"{"image": "w:1"}"#,
     ];
     let replica = cluster.replica_with("a", &flags).await;
+    replica.until_ready().await;
     replica.certificate(&token("good"), "web").await.unwrap();
     shown("the roots", || cluster.config_map("shop")).await;
     shown("the policy's condition", || cluster.condition("bad")).await;

@@ -18,6 +18,10 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     if args.first().is_some_and(|part| part == "floods") {
         return floods(args.get(1).map_or("4", String::as_str));
     }
+    ensure!(
+        args.last().is_none_or(|last| last != "--against"),
+        "--against needs a revision"
+    );
     let (args, revision) = match args {
         [args @ .., flag, revision] if flag == "--against" => (args, Some(revision)),
         args => (args, None),

@@ -2,7 +2,7 @@
 //! revision, alternately, until each figure is known to be better, equal or worse.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     path::{Path, PathBuf},
     process::Command,
@@ -42,7 +42,8 @@ struct Compared {
 /// Builds the programs of another revision in a worktree of their own, beside this tree's, and returns their directory.
 /// Its benchmark is this tree's, so that both are measured alike.
 pub(super) fn programs_of(revision: &str, now: &Path) -> Result<PathBuf> {
-    let directory = shell::target_dir().join("bench-against");
+    let commit = commit(revision)?;
+    let directory = std::path::absolute(shell::target_dir())?.join("bench-against");
     let (source, target) = (directory.join("source"), directory.join("target"));
     let mut git = Command::new("git");
     git.current_dir(shell::root());
@@ -55,7 +56,7 @@ pub(super) fn programs_of(revision: &str, now: &Path) -> Result<PathBuf> {
     if !source.exists() {
         git.arg(&source);
     }
-    shell::run(&format!("check {revision} out"), git.arg(revision))?;
+    shell::run(&format!("check {revision} ({commit}) out"), git.arg(commit))?;
     let mut build = Command::new(env!("CARGO"));
     build
         .args(["build", "--release", "--locked", "--bins"])
@@ -64,15 +65,29 @@ pub(super) fn programs_of(revision: &str, now: &Path) -> Result<PathBuf> {
         .current_dir(&source);
     shell::run(&format!("build the binaries of {revision}"), &mut build)?;
     let of_revision = directory.join("programs");
+    if of_revision.exists() {
+        fs::remove_dir_all(&of_revision)?;
+    }
     programs::copy(&target.join("release"), &of_revision)?;
     fs::copy(now.join("ambit-bench"), of_revision.join("ambit-bench"))?;
     Ok(of_revision)
 }
 
+/// Resolves a revision in this tree: in the worktree, `HEAD` is another one.
+fn commit(revision: &str) -> Result<String> {
+    let mut git = Command::new("git");
+    git.args(["rev-parse", "--verify", "--end-of-options"])
+        .arg(format!("{revision}^{{commit}}"))
+        .current_dir(shell::root());
+    let output = git.output().context("cannot start git")?;
+    ensure!(output.status.success(), "there is no revision {revision}");
+    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+}
+
 /// Runs the benchmark alternately from both directories of programs, and prints the comparison. `bench` is the command
 /// with its arguments and environment; its program is replaced.
 pub(super) fn compare(bench: &Command, now: &Path, then: &Path) -> Result<()> {
-    let mut figures = BTreeMap::new();
+    let (mut figures, mut left_out) = (BTreeMap::new(), BTreeSet::new());
     for pair in 0..MAX_PAIRS {
         // Neither is always first: a machine that gets slower would count for one of them.
         let (of_now, of_then) = if pair % 2 == 0 {
@@ -82,12 +97,12 @@ pub(super) fn compare(bench: &Command, now: &Path, then: &Path) -> Result<()> {
             let of_then = measure(bench, then)?;
             (measure(bench, now)?, of_then)
         };
-        add(&mut figures, of_now, of_then);
+        left_out.extend(add(&mut figures, of_now, of_then)?);
         if pair + 1 >= MIN_PAIRS && !figures.values().any(is_undecided) {
             break;
         }
     }
-    print(&figures);
+    print(&figures, &left_out);
     let worse: Vec<&str> = figures
         .iter()
         .filter(|(_, figure)| outcome(figure) == Some(Outcome::Worse))
@@ -124,17 +139,28 @@ fn measure(bench: &Command, programs: &Path) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Adds a pair of runs. Figures that only one of them has, or that cannot be divided, are left out.
-fn add(figures: &mut BTreeMap<String, Compared>, now: Vec<Figure>, then: Vec<Figure>) {
+/// Adds a pair of runs. Returns the figures that are left out, since the other revision lacks them, or since one of the two
+/// is not finite.
+///
+/// # Errors
+/// When this tree's run lacks a figure of the other revision's.
+fn add(
+    figures: &mut BTreeMap<String, Compared>,
+    now: Vec<Figure>,
+    then: Vec<Figure>,
+) -> Result<Vec<String>> {
+    let mut left_out = Vec::new();
     let mut then: BTreeMap<String, Figure> = then
         .into_iter()
         .map(|figure| (figure.what.clone(), figure))
         .collect();
     for of_now in now {
         let Some(of_then) = then.remove(&of_now.what) else {
+            left_out.push(of_now.what);
             continue;
         };
         let (Some(score_now), Some(score_then)) = (of_now.score, of_then.score) else {
+            left_out.push(of_now.what);
             continue;
         };
         let compared = figures.entry(of_now.what).or_default();
@@ -143,6 +169,13 @@ fn add(figures: &mut BTreeMap<String, Compared>, now: Vec<Figure>, then: Vec<Fig
         compared.then.extend(of_then.value);
         compared.ratios.push(score_now / score_then);
     }
+    let missing: Vec<String> = then.into_keys().collect();
+    ensure!(
+        missing.is_empty(),
+        "not measured any more: {}",
+        missing.join("; ")
+    );
+    Ok(left_out)
 }
 
 fn outcome(figure: &Compared) -> Option<Outcome> {
@@ -161,7 +194,7 @@ fn median(values: &[f64]) -> f64 {
 
 /// Prints a line for each figure: medians, the ratio (above 1 is better) with its interval, and the outcome.
 #[expect(clippy::print_stdout, reason = "a table for who has asked for it")]
-fn print(figures: &BTreeMap<String, Compared>) {
+fn print(figures: &BTreeMap<String, Compared>, left_out: &BTreeSet<String>) {
     println!(
         "\n{:<52} {:>10} {:>10} {:<8} {:>7} {:>15} {:>3}",
         "", "then", "now", "unit", "ratio", "95 %", "n"
@@ -185,6 +218,9 @@ fn print(figures: &BTreeMap<String, Compared>) {
         println!(
             "{what:<52} {then:>10.2} {now:>10.2} {unit:<8} {ratio:>7} {interval:>15} {pairs:>3}  {outcome}"
         );
+    }
+    for what in left_out {
+        println!("{what:<52} not compared: no finite figure of both");
     }
 }
 
@@ -210,9 +246,11 @@ mod tests {
             figure("c", Some(1.0)),
         ];
         let then = vec![figure("b", Some(1.0)), figure("a", Some(1.0))];
-        add(&mut figures, now, then);
+        assert_eq!(add(&mut figures, now, then).unwrap(), ["b", "c"]);
         assert_eq!(figures.keys().collect::<Vec<_>>(), ["a"]);
         assert_eq!(figures["a"].ratios, [2.0]);
+        let vanished = add(&mut figures, Vec::new(), vec![figure("a", Some(1.0))]);
+        assert!(vanished.is_err());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::problem::{Problem, Severity};
 
 /// Longest message, in characters: a status is no log.
-pub(crate) const LONGEST: usize = 1000;
+pub(crate) const MAX_MESSAGE_CHARS: usize = 1000;
 
 /// A type of condition, as objects of some kind have it.
 #[derive(Clone, Copy, Debug)]
@@ -278,5 +278,5 @@ pub fn text(problems: &[Problem]) -> String {
         field => format!("{field}: {}", problem.message),
     };
     let all: Vec<_> = problems.iter().map(one).collect();
-    all.join("; ").chars().take(LONGEST).collect()
+    all.join("; ").chars().take(MAX_MESSAGE_CHARS).collect()
 }

@@ -1,13 +1,13 @@
 //! Figures of a run as a file, which `cargo xtask bench --against` compares with those of another revision.
 
-use std::{fs::File, path::PathBuf};
+use std::{fs::File, num::NonZeroUsize, path::PathBuf};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 
 /// Environment variable with the path of the file to write.
 const FILE: &str = "AMBIT_BENCH_FIGURES";
-/// Environment variable with the number of rounds of each measurement.
+/// Environment variable with the number of rounds of traffic and of a waypoint's loads.
 const ROUNDS: &str = "AMBIT_BENCH_ROUNDS";
 
 /// Figure that a benchmark has measured.
@@ -24,10 +24,10 @@ pub(crate) struct Figure {
 /// Returns the number of rounds: of the environment, else `default`.
 ///
 /// # Errors
-/// When the variable is no number.
+/// When the variable is no positive number.
 pub(crate) fn rounds(default: usize) -> Result<usize> {
     match std::env::var(ROUNDS) {
-        Ok(rounds) => rounds.parse().context(ROUNDS),
+        Ok(rounds) => Ok(rounds.parse::<NonZeroUsize>().context(ROUNDS)?.get()),
         Err(_) => Ok(default),
     }
 }

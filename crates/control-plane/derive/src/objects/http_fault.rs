@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Longest delay: a request that waits holds memory of the waypoint and of its client.
-const LONGEST: Duration = Duration::from_secs(300);
+const MAX_DELAY: Duration = Duration::from_secs(300);
 /// Statuses of gRPC, by number.
 const GRPC: [&str; 17] = [
     "OK",
@@ -75,8 +75,8 @@ fn delay_of(from: &FaultDelay, at: &str) -> Result<(Duration, Share), FieldError
     let text = from.fixed_delay.as_deref();
     let text = text.ok_or_else(|| error("is needed".to_owned()))?;
     let read = durations::read(text).map_err(error)?.unwrap_or_default();
-    if read.is_zero() || read > LONGEST {
-        let most = LONGEST.as_secs();
+    if read.is_zero() || read > MAX_DELAY {
+        let most = MAX_DELAY.as_secs();
         return Err(error(format!("{text:?} is not from 1ms to {most}s")));
     }
     let share = share::read(from.percent, from.fraction.as_ref(), at)?;

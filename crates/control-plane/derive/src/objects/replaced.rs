@@ -9,7 +9,7 @@ use ambit_k8s_api::{Kind, ObjectKey, status::conditions};
 use ambit_model::GatewayName;
 use serde_json::Value;
 
-use crate::condition::{LONGEST, REPLACES, Verdict};
+use crate::condition::{MAX_MESSAGE_CHARS, REPLACES, Verdict};
 
 /// Kinds of objects with labels that name waypoints.
 const HOLDERS: [Kind; 5] = [
@@ -30,7 +30,7 @@ pub(crate) fn verdict<'a>(
     let mut message = String::new();
     for (holder, gateway) in kept {
         let one = format!("{holder}{KEEPS}{gateway}");
-        if message.len() + SEPARATOR.len() + one.len() > LONGEST {
+        if message.len() + SEPARATOR.len() + one.len() > MAX_MESSAGE_CHARS {
             break;
         }
         if !message.is_empty() {
@@ -122,7 +122,7 @@ mod tests {
             .collect();
         let old = GatewayName::new("shop", "old");
         let verdict = verdict(holders.iter().map(|holder| (holder, &old))).unwrap();
-        assert!(verdict.message.len() <= LONGEST);
+        assert!(verdict.message.len() <= MAX_MESSAGE_CHARS);
         let back = read(&status(&verdict.message));
         assert!((20..100).contains(&back.len()), "{}", back.len());
         assert!(back.keys().all(|holder| holders.contains(holder)));

@@ -158,7 +158,7 @@ async fn stalled_mirrors_buffer_a_bounded_part_of_the_body() {
     const MIRRORS: usize = 4;
     const BODY: usize = 16 << 20;
     // Bytes by which a mirror may lag, including those in flight to it.
-    const MOST: usize = 2 << 20;
+    const MAX_HELD_BYTES: usize = 2 << 20;
     let world = World::new().await;
     let (taking, _) = scripted(|_, mut stream| async move {
         head(&mut stream).await;
@@ -212,7 +212,10 @@ async fn stalled_mirrors_buffer_a_bounded_part_of_the_body() {
     })
     .await;
     let held = most - before;
-    assert!(held > 0 && held <= (MIRRORS + 1) * MOST, "{held} bytes");
+    assert!(
+        held > 0 && held <= (MIRRORS + 1) * MAX_HELD_BYTES,
+        "{held} bytes"
+    );
     drop(client);
     until("nothing is held any more", || {
         world.memory_budget().0 <= before

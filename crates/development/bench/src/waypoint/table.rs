@@ -36,7 +36,12 @@ impl Row {
             what: self.what.clone(),
             unit: self.unit,
             value: self.ours,
-            score: self.times,
+            // Without failures, Envoy's number divided by ours is infinite.
+            score: if self.target.is_finite() {
+                self.times
+            } else {
+                1.0 / (1.0 + self.ours)
+            },
         }
     }
 

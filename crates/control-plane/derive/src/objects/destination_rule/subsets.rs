@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Most subsets of a rule.
-const MOST: usize = 256;
+const MAX_SUBSETS: usize = 256;
 
 /// One of them.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,8 +28,8 @@ pub(crate) fn read(
     notes: &mut Vec<Note>,
 ) -> Result<BTreeMap<ArcStr, SubsetInput>, FieldError> {
     let mut subsets = BTreeMap::new();
-    if spec.subsets.len() > MOST {
-        let message = format!("{} are too many: at most {MOST}", spec.subsets.len());
+    if spec.subsets.len() > MAX_SUBSETS {
+        let message = format!("{} are too many: at most {MAX_SUBSETS}", spec.subsets.len());
         return Err(FieldError::new("spec.subsets", message));
     }
     for (index, from) in spec.subsets.iter().enumerate() {

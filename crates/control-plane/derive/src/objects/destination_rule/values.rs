@@ -7,7 +7,7 @@ use ambit_k8s_api::istio_duration;
 use crate::problem::{FieldError, Note};
 
 /// Longest duration: what is longer was meant otherwise.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A field without which nothing may be sent.
 pub(crate) fn refused(at: String, what: &str) -> Note {
@@ -86,7 +86,7 @@ pub(crate) fn duration_or_zero(at: &str, of: Option<&str>) -> Result<Option<Dura
             "{text:?} is no duration: numbers with h, m, s or ms, as in 1m30s, not negative"
         ))
     })?;
-    if duration > LONGEST {
+    if duration > MAX_DURATION {
         return Err(wrong(format!("{text} is too long: at most 8760h")));
     }
     Ok(Some(duration))

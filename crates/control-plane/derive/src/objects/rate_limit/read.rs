@@ -19,13 +19,13 @@ use crate::{
 };
 
 /// Most limits, matches of one, parts of what requests have in common, descriptors and their entries.
-const MOST: usize = 16;
+const MAX_LIST_LENGTH: usize = 16;
 /// Longest text of a descriptor.
 const MOST_TEXT: usize = 256;
 /// Most requests of a limit, and most of them at once.
 const MOST_REQUESTS: u32 = 1_000_000_000;
 /// Longest time of a limit, and that is waited for an answer.
-const LONGEST: Duration = Duration::from_secs(24 * 3600);
+const MAX_PERIOD: Duration = Duration::from_secs(24 * 3600);
 const MAX_TIMEOUT: Duration = Duration::from_secs(10);
 /// Default and maximum number of buckets.
 const BUCKETS: i64 = 10_000;
@@ -50,7 +50,7 @@ fn local_limit(from: &LocalRateLimit, at: &str) -> Result<LocalLimit, FieldError
         matches: matches(&from.matches, at)?,
         by: by.collect::<Result<_, _>>()?,
         requests: number("requests", from.requests, MOST_REQUESTS)?,
-        per: time(&format!("{at}.per"), &from.per, LONGEST)?,
+        per: time(&format!("{at}.per"), &from.per, MAX_PERIOD)?,
         burst: number("burst", from.burst.unwrap_or(from.requests), MOST_REQUESTS)?,
         buckets: number("buckets", from.buckets.unwrap_or(BUCKETS), MOST_BUCKETS)?,
     })
@@ -173,8 +173,8 @@ fn matches(from: &[HttpRouteMatch], at: &str) -> Result<Vec<model::HttpRouteMatc
 }
 
 fn check_count(at: &str, count: usize) -> Result<(), FieldError> {
-    if count > MOST {
-        let message = format!("{count} are too many: at most {MOST}");
+    if count > MAX_LIST_LENGTH {
+        let message = format!("{count} are too many: at most {MAX_LIST_LENGTH}");
         return Err(FieldError::new(at, message));
     }
     Ok(())

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Most entries of a list, as the API has it.
-const MOST: usize = 64;
+const MAX_VALUES: usize = 64;
 /// Default of `maxAge`, in seconds.
 const MAX_AGE: i32 = 5;
 /// An origin as the API has it, and its port.
@@ -39,8 +39,8 @@ pub(crate) fn read(
     ];
     for (name, list, is_one) in lists {
         let at = format!("{at}.{name}");
-        if list.len() > MOST {
-            let message = format!("{} are too many: at most {MOST}", list.len());
+        if list.len() > MAX_VALUES {
+            let message = format!("{} are too many: at most {MAX_VALUES}", list.len());
             return Err(FieldError::new(at, message));
         }
         let has_star = list.iter().any(|text| text == "*");

@@ -25,7 +25,7 @@ use crate::{
 /// The reason of a condition, as the Gateway API has it.
 pub(crate) const INCOMPATIBLE: &str = "IncompatibleFilters";
 /// Most filters of a rule, or of one of its backends, as the API has it.
-const MOST: usize = 16;
+const MAX_FILTERS: usize = 16;
 
 /// A filter, as far as it can be read from the route alone.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,8 +63,8 @@ impl Reader<'_> {
         namespace: &str,
     ) -> Result<Vec<FilterInput>, FieldError> {
         let mut read: Vec<FilterInput> = Vec::new();
-        if filters.len() > MOST {
-            let message = format!("{} are too many: at most {MOST}", filters.len());
+        if filters.len() > MAX_FILTERS {
+            let message = format!("{} are too many: at most {MAX_FILTERS}", filters.len());
             return Err(FieldError::new(format!("{at}.filters"), message));
         }
         for (index, filter) in filters.iter().enumerate() {

@@ -61,7 +61,7 @@ pub(crate) async fn report(cluster: &Cluster, mesh_namespace: &str) -> Result<St
     Ok(words(&findings(&take(cluster, mesh_namespace, &[]).await?)))
 }
 
-/// Returns the findings of all rules.
+/// Applies all rules to the cluster's objects, and returns their findings.
 fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     let mut findings = rules::findings(snapshot);
     findings.extend(platforms::findings(snapshot));
@@ -105,7 +105,7 @@ async fn take(
     })
 }
 
-/// Formats the findings, followed by their number by level.
+/// Formats the findings for display, followed by the number of findings at each level.
 fn words(findings: &[Finding]) -> String {
     if findings.is_empty() {
         return "no problems found".to_owned();

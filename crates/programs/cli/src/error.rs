@@ -28,7 +28,7 @@ impl ErrorKind {
     }
 }
 
-/// An error of a command.
+/// Error of a command, with its cause and hints for the user.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct CliError {
@@ -63,7 +63,7 @@ impl CliError {
         self
     }
 
-    /// Kind of the error.
+    /// Returns the kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }

@@ -51,7 +51,7 @@ pub(crate) struct SuggestArgs {
     dry_run: bool,
 }
 
-/// Prints the policies with notes as comments.
+/// Prints the suggested policies, with notes as comments.
 pub(crate) fn run(args: &SuggestArgs) -> Result<(), CliError> {
     let mut seen = match &args.file {
         Some(file) => read(file)?,
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &SuggestArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Adds open connections to pods: connections from before the period cause no event until they end.
+/// Adds the open connections of node proxies' dumps: connections from before the period cause no event until they end.
 fn add_open(args: &SuggestArgs, seen: &mut Observations) -> Result<(), CliError> {
     let place = &args.place;
     let source = Source::any(

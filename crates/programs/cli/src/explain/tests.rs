@@ -1,4 +1,4 @@
-//! Predictions of `ambit policy explain` for a saved dump.
+//! Tests of the predictions of `ambit policy explain` for a saved dump.
 
 use super::*;
 
@@ -116,7 +116,7 @@ fn words_for_people() {
     ");
 }
 
-/// Returns the dump with a waypoint of the server's pod.
+/// Returns the dump with a waypoint attached to the server's pod.
 fn with_waypoint(enforce: bool) -> Dump {
     let attached = format!(
         r#""endpointWaypoint": {{"waypoint": {{"destination": "shop/waypoint.shop.svc.cluster.local"}},

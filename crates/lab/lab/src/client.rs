@@ -45,9 +45,9 @@ pub enum ClientError {
 pub struct ExecOutput {
     /// Exit code; 128 plus the signal's number if a signal ended the command.
     pub code: i32,
-    /// Text on standard output.
+    /// Standard output of the command.
     pub stdout: String,
-    /// Text on standard error.
+    /// Standard error of the command.
     pub stderr: String,
 }
 
@@ -59,7 +59,7 @@ fn until(condition: impl Fn() -> bool) {
     }
 }
 
-/// Client of a running lab.
+/// Client of a running lab's control socket.
 #[derive(Clone, Debug)]
 pub struct Client {
     state: StateDir,

@@ -50,7 +50,7 @@ pub(crate) struct PluginList {
     path: OsString,
 }
 
-/// Attempt to set up the network of one pod.
+/// One attempt to set up the network of a pod.
 #[derive(Clone, Debug)]
 pub(crate) struct Sandbox {
     /// Container id for the plugins (`CNI_CONTAINERID`), unique for each attempt.

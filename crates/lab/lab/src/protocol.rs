@@ -197,7 +197,7 @@ pub struct PodStatus {
     pub captured: bool,
     /// Containers of the pod.
     pub containers: Vec<ContainerStatus>,
-    /// Reason why the pod is not running.
+    /// Reason why the pod is not running; `None` if it is.
     pub message: Option<String>,
 }
 

@@ -263,7 +263,7 @@ mod tests {
 
     const ROUNDS: usize = 300;
 
-    /// Labs of one name that start, end and are looked for at once.
+    /// Starts, ends and looks for labs of one name at the same time, on several threads.
     #[test]
     fn labs_that_start_at_once_do_not_remove_each_other() {
         let base = tempfile::tempdir().unwrap();

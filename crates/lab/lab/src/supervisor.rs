@@ -38,7 +38,7 @@ use crate::{
 const MAX_LOG_BYTES: u64 = 32 << 20;
 const LOOK_AT_LOGS: Duration = Duration::from_secs(10);
 
-/// Error that ends a lab or prevents its start.
+/// Reason why the supervisor ended, or could not start, the lab.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SupervisorError {
     #[error("{0}")]

@@ -19,7 +19,7 @@ pub enum LabError {
     Start {
         /// Name of the program.
         program: String,
-        /// Cause of the error.
+        /// Cause of the failure to start.
         #[source]
         source: io::Error,
     },
@@ -137,10 +137,10 @@ impl Namespace {
         Ok(())
     }
 
-    /// Runs a program inside to its end.
+    /// Runs a program in the namespace until it ends, and returns its output.
     ///
     /// # Errors
-    /// When it cannot be started or fails.
+    /// When the program cannot be started, or exits with an error.
     pub fn run<S: AsRef<OsStr>>(
         &self,
         program: &str,

@@ -34,7 +34,7 @@ pub enum Isolation {
 pub enum Unshared {
     /// The privileges of the caller, without a user namespace.
     AsRoot,
-    /// Root of a new user namespace that maps only the caller's user and group.
+    /// The process is root of a new user namespace that maps only the caller's user and group.
     InUserNamespace,
 }
 

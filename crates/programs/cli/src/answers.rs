@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// An agent's `/v1/status`.
+/// An agent's `/v1/status`: numbers of pods and node proxies on its node.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct AgentStatus {
@@ -60,7 +60,7 @@ pub(crate) struct XdsClient {
     /// Pod of the client, `name.namespace`; older control planes have its node id here,
     /// `type~address~pod.namespace~domain`.
     pub(crate) proxy: String,
-    /// Subscriptions by resource type.
+    /// State of the client's subscriptions, by resource type.
     pub(crate) subscriptions: BTreeMap<String, Subscription>,
 }
 

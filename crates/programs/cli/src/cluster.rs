@@ -1,4 +1,4 @@
-//! Selection of a command's cluster, and the connection to it.
+//! Flags that select a command's cluster, and the connection to its API server.
 
 use std::{future::Future, path::PathBuf};
 

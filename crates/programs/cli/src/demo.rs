@@ -43,7 +43,7 @@ const EXAMPLE: [(&str, &str); 4] = [
     ),
 ];
 
-/// Runs the demonstration.
+/// Starts the lab, makes the calls and prints their results; an error if a result differs from the manifests.
 pub(crate) fn run(
     name: &str,
     manifests: Option<PathBuf>,

@@ -20,7 +20,7 @@ pub(crate) struct Dump {
     pub(crate) services: Entries<ServiceEntry>,
     pub(crate) policies: Entries<PolicyEntry>,
     pub(crate) certificates: Entries<CertificateEntry>,
-    /// The pods that the proxy serves, by uid.
+    /// State of the pods that the proxy serves, by uid.
     pub(crate) workload_state: BTreeMap<String, PodEntry>,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct ProxyDump {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct OpenDump {
-    /// The pods that the proxy serves, by uid.
+    /// State of the pods that the proxy serves, by uid.
     #[serde(deserialize_with = "or_default")]
     pub(crate) workload_state: BTreeMap<String, PodEntry>,
 }
@@ -52,7 +52,7 @@ pub(crate) struct Entry<T> {
     whole: Value,
 }
 
-/// Record of a workload.
+/// Record of a workload: a pod or another endpoint.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct WorkloadEntry {
@@ -113,7 +113,7 @@ pub(crate) struct EndpointEntry {
     pub(crate) status: String,
 }
 
-/// Address of a waypoint.
+/// Reference from a workload or service to its waypoint.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Waypoint {

@@ -37,7 +37,7 @@ pub(crate) struct EnrolArgs {
     timeout: Duration,
 }
 
-/// Enrols or unenrols namespaces.
+/// Adds the mesh label to namespaces (`enrol`) or removes it, and waits for their pods.
 pub(crate) fn run(args: &EnrolArgs, enrol: bool) -> Result<(), CliError> {
     wait(async {
         let cluster = args.target.cluster().await?;
@@ -88,9 +88,9 @@ pub(crate) async fn namespace(cluster: &Cluster, name: &str) -> Result<Namespace
 /// Progress of capturing the pods of a namespace, or of releasing them.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Progress {
-    /// Number of pods in the desired state.
+    /// Number of pods that are captured, or released, as desired.
     done: usize,
-    /// Pods that are not yet in the desired state: pod, node.
+    /// Pods that are not yet captured, or released, as desired: pod, node.
     late: Vec<(String, String)>,
     /// Pods whose membership differs from the namespace's label, with the reason.
     exceptions: Vec<(String, String)>,

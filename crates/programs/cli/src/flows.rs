@@ -126,7 +126,7 @@ pub(crate) async fn subscribe(
     Ok(received)
 }
 
-/// Prints events as they arrive.
+/// Prints flow events as they arrive, until the end of the period.
 async fn print(
     mut received: mpsc::Receiver<Received>,
     end: Option<Instant>,

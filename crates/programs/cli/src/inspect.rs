@@ -1,4 +1,5 @@
-//! `ambit workloads`, `services`, `policies`, `certificates`, `connections` and `log-level`.
+//! Lists of a proxy's records (`ambit workloads`, `services`, `policies`, `certificates`, `connections`), and `ambit
+//! log-level`.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! `ambit install`, `upgrade` and `uninstall`.
+//! `ambit install`, `upgrade` and `uninstall` of the mesh in a cluster.
 
 use std::{path::PathBuf, time::Duration};
 

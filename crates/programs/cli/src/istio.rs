@@ -27,7 +27,7 @@ pub(crate) use collect::{of_cluster, of_files};
 use effect::object_name;
 pub(crate) use effect::{Effect, Outcome};
 
-/// Objects of a mesh, from files or a cluster.
+/// Objects of an Istio mesh, from files or a cluster, with Ambit's settings.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Mesh {
     pub(crate) objects: Vec<(Value, Option<Origin>)>,

@@ -1,4 +1,4 @@
-//! `ambit lab`: up, down, status, exec, logs.
+//! `ambit lab`: starts and stops labs, shows their status and logs, and runs commands in their pods.
 
 use std::{
     collections::BTreeSet, io, os::fd::AsFd, path::PathBuf, process::ExitCode, time::Duration,

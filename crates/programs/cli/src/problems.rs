@@ -38,13 +38,13 @@ pub(crate) struct Page {
     objects: Vec<Problem>,
 }
 
-/// Problem of an object, a document or a kind.
+/// Problem of an object, a document or a kind, as the control plane reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Problem {
     /// `error`: the object is not used as written; `warning`: a part of it has no effect.
     pub(crate) severity: String,
-    /// `Kind namespace/name`; empty for documents and kinds.
+    /// Object as `Kind namespace/name`; empty for problems of documents and kinds.
     pub(crate) object: String,
     /// Path of the field in the object.
     pub(crate) field: String,

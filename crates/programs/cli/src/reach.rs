@@ -24,7 +24,7 @@ pub(crate) enum Part {
     Proxy(String),
     /// The node proxy that serves a pod: namespace, name.
     ProxyOf(String, String),
-    /// Any node proxy.
+    /// A node proxy of any node.
     AnyProxy,
     /// Any replica of the control plane.
     Control,

@@ -266,7 +266,7 @@ impl Source {
         is_known.then(|| (self.lab(), &self.target))
     }
 
-    /// Returns the selected lab, if any.
+    /// Returns the lab that the flags select, if any.
     pub(crate) fn lab(&self) -> Option<String> {
         self.target.lab(self.lab.as_deref())
     }

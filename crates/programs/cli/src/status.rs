@@ -31,7 +31,7 @@ use report::{PodResponse, Report, Responses, WaypointResponses, report, words};
 
 /// Maximum number of pods that are queried concurrently.
 const MAX_CONCURRENT_QUERIES: usize = 8;
-/// Timeout for a pod to respond.
+/// Timeout for the response of one pod.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Flags of `ambit status`.
@@ -50,7 +50,7 @@ pub(crate) struct StatusArgs {
     output: Format,
 }
 
-/// Shows the status.
+/// Queries all components, and shows the status of the mesh.
 pub(crate) fn run(args: &StatusArgs) -> Result<(), CliError> {
     let node = args.node.as_deref();
     let gathered = match args.target.lab(args.lab.as_deref()) {

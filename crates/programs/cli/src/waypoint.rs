@@ -1,4 +1,5 @@
-//! `ambit waypoint`: the Gateways that are waypoints, of a cluster or of a running lab.
+//! `ambit waypoint`: lists, creates and deletes waypoints (Gateways) of a cluster or of a running lab, and shows their
+//! records.
 
 mod args;
 mod gateway;

@@ -127,7 +127,7 @@ pub(crate) struct Observed {
     pub(crate) phase: Phase,
     pub(crate) ips: Vec<IpAddr>,
     pub(crate) containers: Vec<ContainerObserved>,
-    /// Reason why the pod makes no progress.
+    /// Reason why the pod makes no progress, for instance a failed sandbox.
     pub(crate) message: Option<String>,
 }
 

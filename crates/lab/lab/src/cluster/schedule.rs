@@ -14,9 +14,9 @@ pub(crate) struct NodeInfo {
 /// Label of every node with the node's name.
 pub(super) const HOSTNAME: &str = "kubernetes.io/hostname";
 
-/// Chooses the node with the fewest pods of the same owner, then the fewest pods.
+/// Chooses the node with the fewest pods of the same owner, and among those the one with the fewest pods.
 ///
-/// `placed` are the running pods: node and owner.
+/// `placed` has node and owner of each running pod.
 pub(super) fn choose(
     nodes: &[NodeInfo],
     objects: &BTreeMap<ObjectKey, Object>,

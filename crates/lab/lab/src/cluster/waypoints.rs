@@ -40,7 +40,7 @@ pub(super) struct GeneratedObject {
     /// Gateway that the object was generated for.
     gateway: ObjectKey,
     pub(super) object: Object,
-    /// Generated object as a manifest.
+    /// The same object as JSON, as the lab writes it.
     pub(super) manifest: Value,
 }
 

@@ -1,4 +1,4 @@
-//! Redaction of values that look like secrets.
+//! Redaction of values that look like secrets, in objects and texts of the archive.
 
 use serde_json::Value;
 

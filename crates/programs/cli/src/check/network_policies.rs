@@ -143,7 +143,7 @@ fn lets(ports: &[NetworkPolicyPort], number: i32) -> bool {
     ports.is_empty() || ports.iter().any(|port| is_tcp(port) && means(port))
 }
 
-/// Whether a rule for these peers allows the source address of kubelet's probes, whatever the ports.
+/// Whether an ingress rule for these peers allows the source address of kubelet's probes; ports are not considered.
 fn lets_probes_in(peers: Option<&[NetworkPolicyPeer]>) -> bool {
     let Some(peers) = peers.filter(|peers| !peers.is_empty()) else {
         return true;

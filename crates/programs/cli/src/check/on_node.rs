@@ -68,7 +68,8 @@ fn look() -> Node {
     }
 }
 
-/// Returns the module's name in a line such as `kernel/net/netfilter/nf_tables.ko.xz: …`: nf_tables.
+/// Returns the module's name in a line of `modules.dep` or `modules.builtin`, such as `nf_tables` for
+/// `kernel/net/netfilter/nf_tables.ko.xz: …`.
 fn module_name(line: &str) -> String {
     let path = line.split(':').next().unwrap_or_default();
     let file = path.rsplit('/').next().unwrap_or_default();

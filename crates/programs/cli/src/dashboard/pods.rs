@@ -16,7 +16,7 @@ use crate::{
     source::Source,
 };
 
-/// A pod and its mesh membership.
+/// Pod and its mesh membership, as the page shows it.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct PodView {

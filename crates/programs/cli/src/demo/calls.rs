@@ -80,7 +80,7 @@ pub(super) const AFTER: [Call; 4] = [
     call(BATCH, REPORTS, Transport::Hbone, true),
 ];
 
-/// Observed result of a call.
+/// Observed result of a call, with the decision that `ambit policy explain` predicts.
 struct CallResult {
     identity: Option<String>,
     path: Transport,

@@ -17,7 +17,7 @@ use crate::{
 /// Text in every request, by which the capture recognizes plaintext.
 pub(super) const MARKER: &str = "AMBIT-DEMO-IN-THE-CLEAR";
 
-/// Timeout for pods to be ready or captured.
+/// Timeout for pods to become ready, or to be captured.
 pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum time to wait for a call's line in the access log.

@@ -1,4 +1,4 @@
-//! Completion of service names by the search domains of a pod's resolver.
+//! Resolution of service names as a pod's resolver does it, with search domains.
 
 use std::borrow::Cow;
 

@@ -11,7 +11,7 @@ use crate::output::table;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
-    /// Pod or address of the client.
+    /// Client: a pod, an address or a SPIFFE identity.
     pub(crate) from: String,
     /// Identity of the client that the server's node proxy will have verified; `None` for plaintext.
     pub(crate) identity: Option<String>,

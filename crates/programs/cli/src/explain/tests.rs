@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Dump of Istio's node proxy with unknown keys.
+/// `/config_dump` of Istio's node proxy, with keys that Ambit does not know.
 const DUMP: &str = r#"{
   "workloads": [
     {"uid": "K//Pod/shop/front-a-1", "name": "front-a-1", "namespace": "shop", "serviceAccount": "front",

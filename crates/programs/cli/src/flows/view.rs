@@ -76,7 +76,7 @@ pub(super) struct View {
     /// Whether the user is typing a filter, so that keys edit it.
     pub(super) is_typing: bool,
     pub(super) order: Order,
-    /// Index of the selected row among the visible ones; `None` selects the latest.
+    /// Index of the selected row among the visible ones; `None` if the user selected none.
     selected: Option<usize>,
     /// Whether the selected flow is shown in detail.
     pub(super) is_detailed: bool,

@@ -1,4 +1,5 @@
-//! Open connections and counters of proxies. A proxy that does not respond is noted, and the rehearsal runs without it.
+//! Queries proxies for open connections and metrics. A proxy that does not respond is noted, and the rehearsal runs
+//! without it.
 
 use ambit_install::cluster::Cluster;
 use ambit_k8s_api::Pod;

@@ -9,7 +9,7 @@ use super::{evaluation::Rehearsal, observed, report::Report};
 
 mod without_logs;
 
-/// Two pods behind a service, with a waypoint before the service, one pod without, and callers.
+/// Manifests of two pods behind a service with a waypoint, one pod without, and callers.
 const MESH: &str = "
 kind: Namespace
 apiVersion: v1

@@ -60,7 +60,7 @@ pub(crate) enum AnswerKind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Part {
-    /// Name of the proxy.
+    /// Name of the proxy, such as `node proxy of NODE`.
     pub(crate) by: String,
     /// Whether the proxy is a waypoint.
     pub(crate) is_waypoint: bool,

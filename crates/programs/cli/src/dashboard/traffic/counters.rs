@@ -51,7 +51,7 @@ pub(super) struct Rates {
     pub(super) requests: f64,
     /// Failed requests or connections per second.
     pub(super) errors: f64,
-    /// Rejected requests per second.
+    /// Rejected requests and connections per second.
     pub(super) refused: f64,
     /// Median latency of requests, or of connection set-ups without requests, in milliseconds.
     pub(super) p50_ms: Option<f64>,

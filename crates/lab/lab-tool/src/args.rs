@@ -1,4 +1,4 @@
-//! The arguments.
+//! Arguments and subcommands of `ambit-lab-tool`.
 
 use clap::{Parser, Subcommand};
 

@@ -1,4 +1,4 @@
-//! Durations as arguments: `2s`, `100ms`, or a bare number of milliseconds.
+//! Parses durations in arguments: `2s`, `100ms`, or a bare number of milliseconds.
 
 use std::time::Duration;
 

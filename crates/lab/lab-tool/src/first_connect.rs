@@ -1,5 +1,5 @@
-//! Measures the first connection of a program: when the first response arrived, and the failed
-//! attempts before it.
+//! Measures the first connection of a new process: when the first response arrived, and which attempts failed before
+//! it.
 
 use std::{
     io::{self, Read, Write},
@@ -16,7 +16,7 @@ use crate::{
     signals::sleep,
 };
 
-/// Pause between two attempts.
+/// Pause between two attempts to connect.
 const RETRY_PAUSE: Duration = Duration::from_millis(2);
 
 #[derive(Debug, clap::Args)]

@@ -1,5 +1,4 @@
-//! Clients for people and simple tests: one GET, optionally repeated; a connection that is kept
-//! open.
+//! Clients for people and simple tests: one `GET`, optionally repeated, and a connection that is kept open.
 
 use std::{
     io,
@@ -11,7 +10,7 @@ use std::{
 
 use crate::http1::{Connection, Url};
 
-/// Exit code of curl for an HTTP error.
+/// Exit code for an HTTP error status, as curl has it.
 const HTTP_ERROR: u8 = 22;
 
 #[expect(clippy::print_stdout, reason = "its output is the pod's log")]
@@ -48,7 +47,7 @@ pub(crate) fn hold(target: &str) -> ExitCode {
     }
 }
 
-/// Tries every address of the host, and returns the last failure.
+/// Connects to the first reachable address of the host and sends a `GET`; returns the last error if none is reachable.
 fn fetch(url: &str, timeout: Duration) -> io::Result<(u16, String)> {
     let url = Url::parse(url)?;
     let not_found = |text: String| io::Error::new(io::ErrorKind::NotFound, text);
@@ -64,7 +63,7 @@ fn fetch(url: &str, timeout: Duration) -> io::Result<(u16, String)> {
     Err(last)
 }
 
-/// Returns curl's exit code for a failure: callers must be able to distinguish them.
+/// Returns the exit code that curl has for a failure, so that callers can distinguish failures.
 fn exit_code(error: &io::Error) -> u8 {
     use io::ErrorKind as E;
     match error.kind() {
@@ -85,7 +84,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the exit code when a server handles the connection with `serve`.
+    /// Fetches a URL from a server that handles the connection by `serve`, and returns the exit code.
     fn code(serve: impl FnOnce(TcpStream) + Send + 'static) -> u8 {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/", listener.local_addr().unwrap());

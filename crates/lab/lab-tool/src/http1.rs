@@ -7,18 +7,18 @@ use std::{
     time::Duration,
 };
 
-/// Maximum size of the headers of a request or response.
+/// Maximum size of the head of a request or response (start line and header lines), in bytes.
 pub(crate) const MAX_HEAD_BYTES: u64 = 16 * 1024;
-/// Maximum headers of a response.
+/// Maximum number of header lines of a response.
 const MAX_HEADERS: usize = 64;
-/// Maximum size of a body.
+/// Maximum size of a response body, in bytes.
 const MAX_BODY_BYTES: u64 = 1 << 20;
 
 /// A parsed `http://HOST[:PORT]/PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Url {
     pub(crate) host: String,
-    /// Name to resolve, with the port.
+    /// Host and port to resolve and connect to.
     pub(crate) target: String,
     pub(crate) path: String,
 }
@@ -56,7 +56,7 @@ pub(crate) fn resolve(target: &str) -> io::Result<SocketAddr> {
         .ok_or_else(|| io::Error::other(format!("{target} has no address")))
 }
 
-/// Connects, with a timeout for this and every later operation.
+/// Opens a TCP connection whose reads and writes have the same timeout as the connect.
 pub(crate) fn connect(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&address, timeout)?;
     stream.set_read_timeout(Some(timeout))?;
@@ -65,7 +65,7 @@ pub(crate) fn connect(address: SocketAddr, timeout: Duration) -> io::Result<TcpS
     Ok(stream)
 }
 
-/// Connection for sequential requests.
+/// HTTP/1.1 connection for sequential requests.
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: BufReader<TcpStream>,
@@ -80,12 +80,12 @@ impl Connection {
         })
     }
 
-    /// Whether the server has announced the end of the connection.
+    /// Whether the server announced with `Connection: close` that it closes the connection.
     pub(crate) fn has_ended(&self) -> bool {
         self.is_last
     }
 
-    /// Sends a GET request, and returns status and body.
+    /// Sends a GET request, and returns the status code and the body; `keep` is whether to keep the connection open.
     pub(crate) fn get(&mut self, url: &Url, keep: bool) -> io::Result<(u16, String)> {
         let connection = if keep { "keep-alive" } else { "close" };
         let request = format!(
@@ -103,11 +103,11 @@ impl Connection {
 struct Answer {
     status: u16,
     body: String,
-    /// Whether the server sent `Connection: close`.
+    /// Whether the server sent `Connection: close`, so that the connection has no further responses.
     is_last: bool,
 }
 
-/// Headers of an [`Answer`].
+/// Parsed head of a response: status, body length, and whether the connection ends.
 struct Head {
     status: u16,
     length: u64,
@@ -134,7 +134,7 @@ fn read_answer(reader: &mut impl BufRead) -> io::Result<Answer> {
     }
 }
 
-/// Reads the headers line by line, without consuming the body.
+/// Reads the head of a response line by line, without consuming the body.
 fn read_head(reader: &mut impl BufRead) -> io::Result<Head> {
     let no_http = || io::Error::new(io::ErrorKind::InvalidData, "the answer is no HTTP");
     let mut head = Vec::new();

@@ -29,7 +29,7 @@ use schedule::Schedule;
 use tally::{Finished, Mode, Tally, milliseconds};
 use worker::{Clock, Task, Worker};
 
-/// Interval of printing the intermediate sums.
+/// Interval at which the intermediate sums are printed.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, clap::Args)]
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Processes the workers' reports until the end, printing failures as they arrive.
+/// Collects the workers' results until the end of the load, and prints each failure as it arrives.
 fn account(
     tally: &mut Tally,
     clock: Clock,
@@ -185,7 +185,7 @@ fn print(line: &serde_json::Value) {
     println!("{line}");
 }
 
-/// Returns workers with their tasks; names are resolved once, to exclude resolution from the measurement.
+/// Creates the workers of all modes; host names are resolved once, to exclude resolution from the measurement.
 fn workers(args: &Args) -> io::Result<Vec<Worker>> {
     let mut workers = Vec::new();
     let worker = |mode, number, schedule, address, task| Worker {

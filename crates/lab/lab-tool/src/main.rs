@@ -1,5 +1,5 @@
-//! Programs for pods of a lab or a cluster, so that pods need nothing else: servers that report the
-//! caller, clients that repeat calls, and a steady load that records every failure.
+//! `ambit-lab-tool`: servers and clients for pods of a lab or a cluster, so that these need no other programs. The
+//! servers report their caller, the clients repeat calls, and a steady load records every failure.
 #![forbid(unsafe_code)]
 
 mod args;

@@ -1,4 +1,4 @@
-//! Servers for kubelet's probes: HTTP, TCP, and the gRPC health service as far as kubelet uses it.
+//! Servers for kubelet's probes: HTTP, TCP, and the part of the gRPC health service that kubelet calls.
 
 use std::{io, net::TcpStream, process::ExitCode, thread};
 
@@ -8,11 +8,11 @@ use http::{HeaderMap, HeaderValue, Request, Response};
 
 use super::serve;
 
-/// The only method kubelet calls.
+/// Path of the only gRPC method that kubelet calls.
 const CHECK: &str = "/grpc.health.v1.Health/Check";
-/// One uncompressed message: `status: SERVING`.
+/// gRPC message (uncompressed, with its prefix) of the response `status: SERVING`.
 const SERVING: &[u8] = &[0, 0, 0, 0, 2, 0x08, 0x01];
-/// gRPC status of an unknown method.
+/// Value of `grpc-status` for an unknown method.
 const UNIMPLEMENTED: &str = "12";
 
 #[derive(Debug, clap::Args)]
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Serves one connection.
+/// Serves gRPC health checks on one connection.
 fn health(stream: TcpStream) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -89,7 +89,7 @@ mod tests {
 
     use super::*;
 
-    /// Calls a method; returns the body, and the status from header or trailers.
+    /// Calls a gRPC method, and returns the response body and `grpc-status`, from headers or trailers.
     async fn call(port: u16, path: &str) -> (Vec<u8>, String) {
         let stream = tokio::net::TcpStream::connect(("127.0.0.1", port))
             .await

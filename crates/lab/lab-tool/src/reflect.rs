@@ -1,4 +1,4 @@
-//! HTTP server that reflects requests: each response is the head of its request.
+//! HTTP server that reflects requests: the body of each response is the head of its request.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -11,7 +11,7 @@ use crate::{http1::MAX_HEAD_BYTES, serve};
 /// Path prefix under which requests get no response.
 const SILENT_PATH: &str = "/silent";
 
-/// Serves HTTP that reflects requests.
+/// Runs the reflecting HTTP server on a port.
 pub(crate) fn http(port: u16) -> ExitCode {
     serve::serve(port, reflect)
 }
@@ -32,8 +32,8 @@ fn reflect(mut stream: TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads the head of a request without a body; `None` when the client has finished or exceeds the
-/// maximum head.
+/// Reads the head of a request without a body; `None` if the client has closed the connection, or the head is too
+/// large.
 fn head(reader: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut head = String::new();
     let mut limited = reader.take(MAX_HEAD_BYTES);

@@ -13,7 +13,7 @@ use hickory_proto::{
     rr::{Name, RecordType},
 };
 
-/// Payload size offered over UDP by default, as by most clients.
+/// UDP payload size that the query offers (EDNS) by default, the same as most resolvers.
 const PAYLOAD: u16 = 1232;
 
 #[derive(Debug, clap::Args)]
@@ -37,7 +37,7 @@ pub(crate) struct Args {
     timeout: u64,
 }
 
-/// Prints the response code and the records; exits with 0 for NOERROR, 2 for another code, 1
+/// Sends the query, and prints the response code and the records. Exits with 0 for NOERROR, 2 for another code, 1
 /// without an answer.
 #[expect(clippy::print_stdout, reason = "its output is the answer")]
 pub(crate) fn run(args: &Args) -> ExitCode {

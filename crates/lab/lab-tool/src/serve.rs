@@ -1,4 +1,4 @@
-//! Servers: HTTP that reports its caller, and an echo. A thread for every connection.
+//! Servers for pods: HTTP that reports its caller, and an echo. Each connection has a thread.
 
 mod request;
 
@@ -10,13 +10,13 @@ use std::{
     time::Duration,
 };
 
-/// Line of a slow response.
+/// One line of a slow response's body.
 const LINE: &str = "still here\n";
 const LINE_EVERY: Duration = Duration::from_millis(100);
-/// Maximum lines of a slow response.
+/// Maximum number of lines of a slow response.
 const MAX_LINES: u32 = 36_000;
 
-/// Serves HTTP on `port`, and optionally an echo on another port.
+/// Runs the HTTP server on `port`, and optionally the echo server on another port.
 pub(crate) fn http(
     port: u16,
     name: &str,
@@ -33,7 +33,7 @@ pub(crate) fn http(
     })
 }
 
-/// Sends back every byte.
+/// Runs the echo server on a port: it sends back every byte that it receives.
 pub(crate) fn echo(port: u16) -> ExitCode {
     serve(port, |mut stream| {
         let mut reader = stream.try_clone()?;
@@ -41,7 +41,7 @@ pub(crate) fn echo(port: u16) -> ExitCode {
     })
 }
 
-/// Opens a listener for all addresses: also for IPv4, if the kernel has both families.
+/// Opens a listener for all addresses of both families, or for IPv4 if the kernel does not have IPv6.
 pub(crate) fn listen(port: u16) -> io::Result<TcpListener> {
     TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
         .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
@@ -78,7 +78,8 @@ pub(crate) fn serve(
     ExitCode::SUCCESS
 }
 
-/// Responds to every request of a connection with server and caller; for `/slowly/SECONDS` with lines over this time.
+/// Responds to each request on a connection with the names of server and caller; to `/slowly/SECONDS` with lines that
+/// are sent over this time.
 #[expect(clippy::print_stdout, reason = "its output is the pod's log")]
 pub(crate) fn answer(mut stream: TcpStream, name: &str, text: &str, quiet: bool) -> io::Result<()> {
     let peer = stream.peer_addr()?.ip().to_canonical();
@@ -101,7 +102,7 @@ pub(crate) fn answer(mut stream: TcpStream, name: &str, text: &str, quiet: bool)
     Ok(())
 }
 
-/// Returns the number of lines of a slow response.
+/// Returns the number of lines of the response to `/slowly/SECONDS`; `None` for other paths.
 fn lines(request: &str) -> Option<u32> {
     let (_, rest) = request.split_once(" /slowly/")?;
     let seconds: u32 = rest.split([' ', '?']).next()?.parse().ok()?;

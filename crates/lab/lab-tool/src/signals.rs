@@ -1,10 +1,10 @@
-//! Termination signals of a container runtime.
+//! Handling of the signals by which container runtimes terminate a process.
 
 use std::{io, process, thread};
 
 use ambit_rt::Shutdown;
 
-/// Exit code that shells report for a process that SIGTERM ended.
+/// Exit code that shells report for a process that was ended by SIGTERM.
 const TERMINATED: i32 = 128 + 15;
 
 /// Makes SIGTERM and SIGINT end the process, even as process 1 of its container.
@@ -12,7 +12,7 @@ pub(crate) fn end_process() {
     on_end(|| process::exit(TERMINATED));
 }
 
-/// Calls `end` on SIGTERM or SIGINT.
+/// Calls `end` on a thread when SIGTERM or SIGINT arrives.
 #[expect(clippy::print_stderr, reason = "its output is the pod's log")]
 pub(crate) fn on_end(end: impl FnOnce() + Send + 'static) {
     thread::spawn(move || match wait() {
@@ -31,7 +31,7 @@ fn wait() -> io::Result<()> {
     })
 }
 
-/// Waits for a signal that ends the process.
+/// Blocks for ever; signals end the process.
 pub(crate) fn sleep() -> ! {
     loop {
         thread::park();

@@ -7,14 +7,15 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::IpFamily;
 
-/// Addresses by family; the order is that of preference.
+/// Derives the addresses of a lab's nodes, pods and services in the selected address families, IPv4 first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AddressPlan {
     pub(crate) family: IpFamily,
 }
 
 impl AddressPlan {
-    /// Returns addresses on the network that joins the nodes: host 1 is the lab, host 2 the control plane.
+    /// Returns addresses on the fabric, the network between the nodes: host 1 is the lab itself, host 2 the control
+    /// plane (part 0), and nodes are in part 1.
     fn fabric(self, host: u8, part: u8) -> Vec<IpNet> {
         self.pick(
             (Ipv4Addr::new(172, 18, part, host), 16),
@@ -25,22 +26,22 @@ impl AddressPlan {
         )
     }
 
-    /// The lab's own addresses on the fabric.
+    /// Returns the addresses of the lab's own namespace on the fabric.
     pub(crate) fn root(self) -> Vec<IpNet> {
         self.fabric(1, 0)
     }
 
-    /// Addresses of the control plane on the fabric.
+    /// Returns the addresses of the control plane on the fabric.
     pub(crate) fn control(self) -> Vec<IpNet> {
         self.fabric(2, 0)
     }
 
-    /// Addresses of a node on the fabric; nodes count from 1.
+    /// Returns the addresses of a node on the fabric; nodes count from 1.
     pub(crate) fn node(self, number: u8) -> Vec<IpNet> {
         self.fabric(number, 1)
     }
 
-    /// Networks of a node's pods.
+    /// Returns the networks of a node's pods.
     pub(crate) fn pods(self, number: u8) -> Vec<IpNet> {
         self.pick(
             (Ipv4Addr::new(10, 244, number, 0), 24),
@@ -51,7 +52,8 @@ impl AddressPlan {
         )
     }
 
-    /// The gateways of a node's pods, with the prefix length of the pods' network.
+    /// Returns the node's addresses in its pod networks, which are the pods' gateways, with the networks' prefix
+    /// length.
     pub(crate) fn gateways(self, number: u8) -> Vec<IpNet> {
         self.pick(
             (Ipv4Addr::new(10, 244, number, 1), 24),
@@ -62,7 +64,7 @@ impl AddressPlan {
         )
     }
 
-    /// The `index`-th virtual address of a service.
+    /// Returns the virtual addresses of the service with this index.
     pub(crate) fn service(self, index: u16) -> Vec<IpAddr> {
         let [high, low] = index.to_be_bytes();
         let nets = self.pick(
@@ -85,7 +87,7 @@ impl AddressPlan {
     }
 }
 
-/// Default route of the family of `address`.
+/// Returns the default route in the family of `address`.
 pub(crate) fn default_route(address: IpAddr) -> IpNet {
     match address {
         IpAddr::V4(_) => IpNet::V4(Ipv4Net::default()),
@@ -93,7 +95,7 @@ pub(crate) fn default_route(address: IpAddr) -> IpNet {
     }
 }
 
-/// Network of `address` alone.
+/// Returns the network that has only `address`, with the longest prefix.
 pub(crate) fn host_route(address: IpAddr) -> IpNet {
     IpNet::from(address)
 }

@@ -1,4 +1,4 @@
-//! The state of a running lab: the supervisor's tasks write it, the control socket's threads read it.
+//! Shared state of a running lab: the supervisor's tasks write it, the control socket's threads read it.
 
 use std::{collections::BTreeMap, net::IpAddr, path::PathBuf, sync::Arc};
 
@@ -17,7 +17,7 @@ use crate::{
     shim::Shim,
 };
 
-/// Shared state of the supervisor. Its lock is held briefly only.
+/// Shared state of a running lab. Its lock is held only briefly.
 #[derive(Debug)]
 pub(crate) struct Board {
     pub(crate) layout: Layout,
@@ -38,24 +38,24 @@ struct Inner {
     objects: Vec<Value>,
 }
 
-/// A request to replace a daemon's process by a second one.
+/// Request to a daemon's task to replace its process by a second one.
 #[derive(Debug)]
 pub(crate) struct Replace {
     pub(crate) how: Replacement,
     pub(crate) done: oneshot::Sender<Result<(), String>>,
 }
 
-/// Pod context of a process.
+/// Pod in which a process is to be started, with its node and namespace.
 pub(crate) struct InPod {
     pub(crate) node: Arc<Node>,
     pub(crate) plan: PodPlan,
     pub(crate) netns: Netns,
     pub(crate) ips: Vec<IpAddr>,
-    /// The name of its container.
+    /// Name of the container in which the process is to be started.
     pub(crate) container: String,
 }
 
-/// State of one pod.
+/// State of one pod on the board.
 #[derive(Debug)]
 struct PodEntry {
     plan: PodPlan,
@@ -124,7 +124,7 @@ impl Board {
         }
     }
 
-    /// Registers a daemon that can be replaced by a second process of itself.
+    /// Registers the channel for requests to replace a daemon's process.
     pub(crate) fn daemon_replaceable(
         &self,
         name: &str,
@@ -135,7 +135,7 @@ impl Board {
         self.inner.lock().replace.push((name, node, replace));
     }
 
-    /// Sends a request to replace a daemon.
+    /// Returns the channel for requests to replace a daemon's process; `None` if it cannot be replaced.
     pub(crate) fn replacing(
         &self,
         name: &str,
@@ -148,14 +148,14 @@ impl Board {
             .map(|(_, _, replace)| replace.clone())
     }
 
-    /// Records the problems of manifests, the Gateways of waypoints, and the objects that decide the scopes of
-    /// policies.
+    /// Stores the current problems of manifests, the Gateways, and the objects that determine to which workloads
+    /// policies apply.
     pub(crate) fn decided(&self, problems: Vec<String>, gateways: Vec<Value>, objects: Vec<Value>) {
         let mut inner = self.inner.lock();
         (inner.problems, inner.gateways, inner.objects) = (problems, gateways, objects);
     }
 
-    /// Returns the objects that decide the scopes of policies, with the agents' annotations of pods.
+    /// Returns the objects that determine to which workloads policies apply, with the agents' annotations on pods.
     pub(crate) fn objects(&self) -> Vec<Value> {
         let inner = self.inner.lock();
         let mut objects = inner.objects.clone();
@@ -184,7 +184,7 @@ impl Board {
         self.inner.lock().daemons.clone()
     }
 
-    /// Returns the complete state, with the agents' annotations from their files.
+    /// Returns the status of the lab, with the captured pods from the agents' annotation files.
     pub(crate) fn status(&self) -> Status {
         let inner = self.inner.lock();
         let nodes = self.nodes.iter().map(|node| NodeStatus {
@@ -227,8 +227,8 @@ impl Board {
             .ok_or_else(|| format!("there is no node {name:?}"))
     }
 
-    /// Finds the pod of `name` for a process: `namespace/name`, a name, the beginning of either (so that a Deployment's
-    /// name finds one of its pods), or `deploy/x`.
+    /// Finds a pod for a new process by `name`: `namespace/name`, a name, the beginning of either (so that a
+    /// Deployment's name finds one of its pods), or `deploy/NAME`.
     pub(crate) fn in_pod(&self, name: &str, container: Option<&str>) -> Result<InPod, String> {
         let inner = self.inner.lock();
         let entry = inner.find(name)?;
@@ -241,7 +241,7 @@ impl Board {
         })
     }
 
-    /// The log file of a container.
+    /// Returns the path of a container's log file.
     pub(crate) fn container_log(
         &self,
         name: &str,
@@ -254,7 +254,7 @@ impl Board {
             .container_log(&entry.plan.uid, &entry.container(container)?))
     }
 
-    /// Returns mounts and host name for processes of a pod.
+    /// Returns the shim for processes of a pod, with its mounts and host name.
     pub(crate) fn shim_of(&self, plan: &PodPlan) -> Shim {
         let dir = self.layout.pod(&plan.uid);
         Shim {
@@ -266,7 +266,7 @@ impl Board {
     }
 }
 
-/// Returns the files to mount over those of `/etc`.
+/// Returns the bind mounts of `dir`'s `resolv.conf` and `hosts` over those of `/etc`.
 pub(crate) fn etc_binds(dir: &std::path::Path) -> Vec<(PathBuf, PathBuf)> {
     ["resolv.conf", "hosts"]
         .map(|file| (dir.join(file), PathBuf::from("/etc").join(file)))
@@ -371,7 +371,7 @@ impl PodEntry {
     }
 }
 
-/// Whether the pod has the agent's annotation, which is written as an overlay of the pod.
+/// Whether the agent has written its annotation of a captured pod to the status directory.
 fn is_captured(directory: &std::path::Path, plan: &PodPlan) -> bool {
     let file = directory.join(format!("{}.{}.yaml", plan.namespace(), plan.name()));
     std::fs::read_to_string(file).is_ok_and(|text| {

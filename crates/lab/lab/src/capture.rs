@@ -1,5 +1,5 @@
-//! Captured traffic between the nodes: frames of the fabric, assigned to TCP connections, checked record by record for
-//! TLS, and searched for texts that must not be readable.
+//! Packet capture between the nodes: frames of the fabric, assigned to TCP connections, checked for TLS record by
+//! record, and searched for texts that must not be readable.
 //!
 //! [`Traffic`] is pure; [`Capture`] feeds it from a packet socket.
 
@@ -19,46 +19,47 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-/// Number of remembered frames, by which a frame is recognized on its second port of the bridge.
+/// Number of recent frames that are remembered, since a frame is captured on two ports of the bridge and must count
+/// once.
 const MAX_REMEMBERED_FRAMES: usize = 4096;
 
-/// The kind of a flow, by its payload.
+/// Kind of a flow, by its port and payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FlowKind {
     /// TCP to port 15008, every record TLS.
     Hbone,
     /// TCP to another port, every record TLS (the control plane's).
     Tls,
-    /// TCP in plaintext.
+    /// TCP with bytes outside TLS records.
     Plaintext,
     /// TCP without payload.
     Empty,
-    /// Datagrams of UDP.
+    /// UDP datagrams with any payload.
     Udp,
 }
 
-/// Connections from one address to one address and port.
+/// Captured traffic from one client address to one server address and port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowReport {
-    /// The client's address.
+    /// IP address of the client.
     pub client: IpAddr,
-    /// The server's address.
+    /// IP address and port of the server.
     pub server: SocketAddr,
-    /// The kind of their payload.
+    /// Kind of the flow, by its port and payload.
     pub kind: FlowKind,
-    /// Connections opened while watching.
+    /// Number of connections that were opened during the capture.
     pub connections: u64,
-    /// Frames, both directions.
+    /// Number of frames in both directions.
     pub frames: u64,
-    /// Payload, both directions.
+    /// Number of payload bytes in both directions.
     pub bytes: u64,
-    /// Payload bytes outside TLS records.
+    /// Number of payload bytes outside TLS records.
     pub clear_bytes: u64,
-    /// Number of readable occurrences of the marker texts.
+    /// Number of times that a marker text was readable.
     pub markers: u64,
 }
 
-/// Traffic seen so far.
+/// Captured traffic, by flow.
 #[derive(Debug, Default)]
 pub struct Traffic {
     markers: Vec<Vec<u8>>,
@@ -68,19 +69,19 @@ pub struct Traffic {
     flows: BTreeMap<(IpAddr, SocketAddr, bool), FlowReport>,
 }
 
-/// One direction of a connection.
+/// One direction of a TCP connection.
 #[derive(Debug)]
 struct Stream {
     next: u32,
     record: Record,
 }
 
-/// Parser state within a TLS record.
+/// State of the parser of TLS records in a stream.
 #[derive(Debug)]
 enum Record {
     Header(Vec<u8>),
     Body(usize),
-    /// The payload was not a TLS record, so the rest cannot be parsed.
+    /// The payload is no TLS record, so the rest of the stream cannot be parsed.
     NotTls,
 }
 
@@ -95,7 +96,7 @@ struct Segment<'a> {
 }
 
 impl Traffic {
-    /// Searches payloads for `markers`.
+    /// Creates an empty record of traffic that counts readable occurrences of `markers`.
     pub fn new(markers: Vec<Vec<u8>>) -> Self {
         Self {
             markers,
@@ -103,7 +104,8 @@ impl Traffic {
         }
     }
 
-    /// Records an Ethernet frame. A recently seen frame counts as the same one on another port.
+    /// Adds an Ethernet frame. A frame that equals a recent one is that frame on another port of the bridge, and is
+    /// ignored.
     pub fn frame(&mut self, frame: &[u8]) {
         let mut hasher = DefaultHasher::new();
         frame.hash(&mut hasher);
@@ -169,7 +171,8 @@ impl Traffic {
         }
     }
 
-    /// Parses one direction of a connection; returns the number of bytes that are not TLS.
+    /// Passes a segment's new payload to the TLS parser of its direction; returns the number of bytes outside TLS
+    /// records.
     fn stream(&mut self, segment: &Segment<'_>) -> usize {
         let key = (segment.from, segment.to);
         if segment.syn {
@@ -202,7 +205,7 @@ impl Traffic {
         stream.record.take(fresh)
     }
 
-    /// Returns the flows by client and server.
+    /// Returns a report of each flow.
     pub fn reports(&self) -> Vec<FlowReport> {
         self.flows.values().cloned().collect()
     }
@@ -262,7 +265,7 @@ fn count(haystack: &[u8], needle: &[u8]) -> u64 {
         .count() as u64
 }
 
-/// Parses Ethernet, IPv4 or IPv6 without extension headers, and TCP or UDP; `None` for other frames.
+/// Parses an Ethernet frame with IPv4, or IPv6 without extension headers, and TCP or UDP; `None` for other frames.
 fn parse(frame: &[u8]) -> Option<Segment<'_>> {
     let (kind, packet) = (frame.get(12..14)?, frame.get(14..)?);
     let (source, target, protocol, body): (IpAddr, IpAddr, u8, &[u8]) = match kind {
@@ -351,7 +354,7 @@ fn number(bytes: &[u8]) -> u16 {
     bytes.try_into().map_or(0, u16::from_be_bytes)
 }
 
-/// Capture on a thread of its own until [`Capture::finish`], or until it is dropped.
+/// Running packet capture, on a thread of its own until [`Capture::finish`] or until it is dropped.
 #[derive(Debug)]
 pub struct Capture {
     stop: Arc<AtomicBool>,
@@ -359,7 +362,7 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Starts to read frames from a packet socket.
+    /// Starts to read frames from a packet socket, and to count readable occurrences of `markers`.
     ///
     /// # Errors
     /// When no thread can be started.
@@ -373,7 +376,7 @@ impl Capture {
         Ok(Self { stop, thread })
     }
 
-    /// Stops the capture after all earlier traffic has been read.
+    /// Stops the capture after all frames so far have been read, and returns the traffic.
     pub fn finish(mut self) -> Traffic {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take();

@@ -1,4 +1,4 @@
-//! Blocking client of a running lab, for commands and tests.
+//! Blocking client of a running lab's control socket, for commands and tests.
 
 use std::{
     fs, io,
@@ -20,7 +20,7 @@ use crate::{
     protocol::{self, Replacement, Reply, Request},
 };
 
-/// Timeout for a lab to shut down before its first process is killed.
+/// Timeout for a lab to shut down, after which its init process is killed.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Error of a request to a lab.
@@ -40,18 +40,18 @@ pub enum ClientError {
     Io(#[from] io::Error),
 }
 
-/// A command's result.
+/// Exit code and output of a command that ran in a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecOutput {
-    /// Exit code; 128 and the signal's number for a signal.
+    /// Exit code; 128 plus the signal's number if a signal ended the command.
     pub code: i32,
-    /// Text on standard output.
+    /// Standard output of the command.
     pub stdout: String,
-    /// Text on standard error.
+    /// Standard error of the command.
     pub stderr: String,
 }
 
-/// Waits for a condition, for no longer than [`TIMEOUT`].
+/// Polls a condition until it holds, for at most [`TIMEOUT`].
 fn until(condition: impl Fn() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
     while !condition() && Instant::now() < deadline {
@@ -59,22 +59,22 @@ fn until(condition: impl Fn() -> bool) {
     }
 }
 
-/// Client of a running lab.
+/// Client of a running lab's control socket.
 #[derive(Clone, Debug)]
 pub struct Client {
     state: StateDir,
 }
 
 impl Client {
-    /// Finds the lab `name`.
+    /// Finds the running lab `name`, and creates a client for it.
     ///
     /// # Errors
-    /// When there is none.
+    /// When no such lab is running.
     pub fn find(base: &Path, name: &str) -> Result<Self, ClientError> {
         Ok(Self::new(StateDir::find(base, name)?))
     }
 
-    /// Creates a client for the lab of a directory.
+    /// Creates a client for the lab with this directory.
     pub fn new(state: StateDir) -> Self {
         Self { state }
     }
@@ -90,8 +90,8 @@ impl Client {
         }
     }
 
-    /// Returns the objects that decide the scopes of policies, as the control plane reads them: pods with their
-    /// addresses, services, Gateways, policies.
+    /// Returns the objects that determine to which workloads policies apply, as the control plane reads them: pods with
+    /// their addresses, services, Gateways, policies.
     ///
     /// # Errors
     /// When the lab does not answer.
@@ -102,7 +102,7 @@ impl Client {
         }
     }
 
-    /// Polls until `enough` returns true; on timeout returns the last status.
+    /// Polls the lab's status until `enough` returns true; on timeout returns the last status as the inner error.
     ///
     /// # Errors
     /// When the lab does not answer.
@@ -124,7 +124,7 @@ impl Client {
         }
     }
 
-    /// Runs a command in a container with the given standard streams; returns its exit code.
+    /// Runs a command in a container with the given standard streams, and returns its exit code.
     ///
     /// # Errors
     /// When there is no such pod or the command cannot be started.
@@ -179,7 +179,7 @@ impl Client {
         })
     }
 
-    /// Copies a log to `out`.
+    /// Copies a log to `out`, and follows it if requested.
     ///
     /// # Errors
     /// When there is no such log.
@@ -193,7 +193,7 @@ impl Client {
             .map(drop)
     }
 
-    /// A log as text.
+    /// Returns the current text of a log.
     ///
     /// # Errors
     /// When there is no such log.
@@ -210,30 +210,30 @@ impl Client {
         done.map(|()| text)
     }
 
-    /// Connects from inside the lab.
+    /// Opens a TCP connection to `address` from a network namespace of the lab.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When the connection cannot be opened.
     pub fn dial(&self, place: LabNetns, address: SocketAddr) -> Result<TcpStream, ClientError> {
         Ok(TcpStream::from(
             self.ask_fd(&Request::Dial { place, address })?,
         ))
     }
 
-    /// A listener inside the lab.
+    /// Opens a TCP listener at `address` in a network namespace of the lab.
     ///
     /// # Errors
-    /// When the address cannot be had.
+    /// When the address cannot be bound.
     pub fn listen(&self, place: LabNetns, address: SocketAddr) -> Result<TcpListener, ClientError> {
         Ok(TcpListener::from(
             self.ask_fd(&Request::Listen { place, address })?,
         ))
     }
 
-    /// A UDP socket inside the lab.
+    /// Binds a UDP socket to `address` in a network namespace of the lab.
     ///
     /// # Errors
-    /// When the address cannot be had.
+    /// When the address cannot be bound.
     pub fn bind(&self, place: LabNetns, address: SocketAddr) -> Result<UdpSocket, ClientError> {
         Ok(UdpSocket::from(
             self.ask_fd(&Request::Bind { place, address })?,
@@ -249,31 +249,31 @@ impl Client {
         Ok(Capture::start(socket, markers)?)
     }
 
-    /// Kills a daemon's process (SIGKILL); the lab starts it again. `proxy-worker` is the worker process
-    /// that a node proxy starts itself.
+    /// Kills a daemon's process (SIGKILL), which the lab starts again. `proxy-worker` is the worker process that a node
+    /// proxy starts itself.
     ///
     /// # Errors
-    /// When there is none.
+    /// When no such process is running.
     pub fn kill(&self, name: &str, node: Option<&str>) -> Result<(), ClientError> {
         let (name, node) = (name.to_owned(), node.map(ToOwned::to_owned));
         self.ask(&Request::Kill { name, node }, &[]).map(drop)
     }
 
-    /// Stops a daemon's processes (SIGSTOP) or continues them, with all their descendants.
+    /// Stops a daemon's processes with all descendants (SIGSTOP), or continues them (SIGCONT).
     ///
     /// # Errors
-    /// When there is none.
+    /// When no such process is running.
     pub fn hang(&self, name: &str, node: Option<&str>, hangs: bool) -> Result<(), ClientError> {
         let (name, node) = (name.to_owned(), node.map(ToOwned::to_owned));
         self.ask(&Request::Hang { name, node, hangs }, &[])
             .map(drop)
     }
 
-    /// Replaces a daemon's process by a new one, as an upgrade does; the old one is terminated (SIGTERM)
-    /// and may drain. Returns when the new one has been started and the old one signalled.
+    /// Replaces a daemon's process by a new one, as an upgrade does; the old one is terminated (SIGTERM) and may drain.
+    /// Returns when the new one has been started and the old one signalled.
     ///
     /// # Errors
-    /// When there is none, or the new one does not become ready.
+    /// When the daemon cannot be replaced, or the new process does not become ready.
     pub fn replace(
         &self,
         name: &str,
@@ -285,10 +285,10 @@ impl Client {
             .map(drop)
     }
 
-    /// Shuts the lab down and waits until it is gone.
+    /// Shuts the lab down, and waits until its processes and its directory are gone.
     ///
     /// # Errors
-    /// When it cannot be ended.
+    /// When the lab does not end.
     pub fn down(&self) -> Result<(), ClientError> {
         let sent = self.ask(&Request::Down, &[]);
         if sent.is_ok() {

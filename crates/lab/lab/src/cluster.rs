@@ -1,7 +1,7 @@
-//! State machine of the lab's API server, controllers and scheduler: manifests in; pods to start and stop, and objects
-//! to write, out. Pure.
+//! State machine that acts as a lab's API server, controllers and scheduler: manifests in; pods to start and stop, and
+//! objects to write, out. Pure.
 //!
-//! Knows no files, processes or namespaces; [`crate::supervisor`] carries its effects out.
+//! It does not use files, processes or namespaces; [`crate::supervisor`] executes its effects.
 
 mod expand;
 mod overlay;
@@ -31,11 +31,11 @@ use waypoints::Waypoints;
 
 use crate::addresses::AddressPlan;
 
-/// The desired and the observed state of the cluster.
+/// Desired and observed state of the lab's simulated cluster.
 pub(crate) struct Cluster {
     addresses: AddressPlan,
     nodes: Vec<NodeInfo>,
-    /// Objects of the manifests.
+    /// Objects from the lab's manifests.
     objects: BTreeMap<ObjectKey, Object>,
     waypoints: Waypoints,
     pods: BTreeMap<ObjectKey, PodRecord>,
@@ -44,37 +44,38 @@ pub(crate) struct Cluster {
     views: Vec<ServiceView>,
     added: BTreeMap<ObjectKey, Value>,
     unschedulable: BTreeMap<ObjectKey, String>,
-    /// Whether pods of an earlier template stay until their replacements are ready.
+    /// Whether some Deployment's pods of an earlier template still run until their replacements are ready.
     rolling: bool,
     new_uid: Box<dyn FnMut() -> String + Send>,
 }
 
-/// An event of the cluster.
+/// Input of the state machine.
 pub(crate) enum Event {
-    /// Changes of the manifests.
+    /// Objects of the manifests that were added, changed or deleted.
     Manifests(Vec<ObjectEvent>),
-    /// Pod state that its runner reports.
+    /// New state of a pod, from the task that runs it.
     Observed { uid: String, observed: Observed },
-    /// A stopping pod has ended.
+    /// A pod that was told to stop has ended.
     Gone { uid: String },
 }
 
-/// An effect to carry out.
+/// Action that the supervisor carries out.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Effect {
-    /// Merges these fields into the object.
+    /// Write the fields that the lab adds to an object, to be merged into its manifest.
     Write(ObjectKey, Value),
-    /// Remove the lab's part of the object.
+    /// Remove the fields that the lab added to an object.
     Remove(ObjectKey),
-    /// Start a pod. Its object has been written before.
+    /// Start a pod, whose object has been written before.
     Start(PodPlan),
-    /// Stop a pod, with its grace period.
+    /// Stop a pod; it has its grace period.
     Stop { uid: String },
-    /// Current services with addresses and endpoints.
+    /// Publish all services, with their current addresses and endpoints.
     Services(Vec<ServiceView>),
 }
 
-/// First index of services; lower ones are for addresses that users choose.
+/// Index of the first virtual address that the lab assigns to a service; lower ones are for addresses that manifests
+/// set.
 const FIRST_SERVICE: u16 = 256;
 
 impl Cluster {
@@ -101,7 +102,7 @@ impl Cluster {
         }
     }
 
-    /// Applies an event and returns its effects.
+    /// Applies an event, and returns the effects to carry out.
     pub(crate) fn apply(&mut self, event: Event) -> Vec<Effect> {
         let mut effects = Vec::new();
         match event {
@@ -137,7 +138,7 @@ impl Cluster {
         effects
     }
 
-    /// Returns the unschedulable pods and the Gateways without a waypoint, with the reasons.
+    /// Returns the pods that cannot be scheduled and the Gateways that cannot have a waypoint, with the reasons.
     pub(crate) fn problems(&self) -> Vec<String> {
         let gateways = self.waypoints.problems.iter();
         let gateways = gateways.map(|(key, problem)| (key, &problem.why));
@@ -148,7 +149,7 @@ impl Cluster {
             .collect()
     }
 
-    /// Returns the Gateways with their status, including those without a waypoint.
+    /// Returns all Gateways of the manifests, with the status that the lab adds to those for waypoints.
     pub(crate) fn gateways(&self) -> Vec<Value> {
         let all = self.objects.iter().filter_map(|(key, object)| {
             let Object::Gateway(gateway) = object else {
@@ -163,7 +164,7 @@ impl Cluster {
         all.collect()
     }
 
-    /// Returns the objects that decide the scopes of policies, with the fields that the lab adds.
+    /// Returns the objects that determine to which workloads policies apply, with the fields that the lab adds.
     pub(crate) fn objects(&self) -> Vec<Value> {
         let mut all: BTreeMap<_, _> = self
             .objects
@@ -178,7 +179,7 @@ impl Cluster {
         all.into_values().collect()
     }
 
-    /// Iterates over the objects of the manifests and those generated for their Gateways.
+    /// Iterates over the objects of the manifests, and those that are generated for their Gateways.
     fn all_objects(&self) -> impl Iterator<Item = (&ObjectKey, &Object)> {
         let made = self.waypoints.made.iter();
         let made = made.map(|(key, made)| (key, &made.object));
@@ -268,7 +269,7 @@ impl Cluster {
         }
     }
 
-    /// Writes new and changed objects that the lab generates, and removes obsolete ones.
+    /// Adds the effects that write new and changed objects of the lab itself, and remove obsolete ones.
     fn write_objects(&mut self, effects: &mut Vec<Effect>) {
         let mut desired = BTreeMap::new();
         for node in &self.nodes {
@@ -322,7 +323,8 @@ impl Cluster {
         self.added = desired;
     }
 
-    /// Returns a Gateway with the addresses and state of its waypoint; `None` if it has no waypoint.
+    /// Returns the status for a waypoint's Gateway (addresses and conditions), or for one that cannot have a waypoint;
+    /// `None` for other Gateways.
     fn gateway(&self, key: &ObjectKey) -> Option<Value> {
         let problem = self.waypoints.problems.get(key);
         let is_gateway = self.waypoints.gateways.contains(key);

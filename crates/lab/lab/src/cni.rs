@@ -1,4 +1,4 @@
-//! Runtime side of CNI: executes a list of plugins for a pod's network namespace, like a container runtime.
+//! Runtime side of CNI: executes a list of plugins for a pod's network namespace, as a container runtime does.
 
 use std::{
     ffi::OsString,
@@ -18,13 +18,13 @@ use crate::{
     fabric::Node,
 };
 
-/// Timeout of a plugin, that of common runtimes.
+/// Timeout of one call of a plugin, the same as in common runtimes.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The interface of a pod.
+/// Name of a pod's network interface (`CNI_IFNAME`).
 const INTERFACE: &str = "eth0";
 
-/// Error of setting up a pod's network.
+/// Reason why a pod's network could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CniError {
     #[error("cannot run the plugin {plugin}: {source}")]
@@ -41,7 +41,7 @@ pub(crate) enum CniError {
     NoAddress,
 }
 
-/// The plugins of one node.
+/// Configuration list of CNI plugins for one node.
 #[derive(Debug)]
 pub(crate) struct PluginList {
     version: String,
@@ -50,22 +50,22 @@ pub(crate) struct PluginList {
     path: OsString,
 }
 
-/// Attempt to set up the network of one pod.
+/// One attempt to set up the network of a pod.
 #[derive(Clone, Debug)]
 pub(crate) struct Sandbox {
-    /// Unique for every attempt.
+    /// Container id for the plugins (`CNI_CONTAINERID`), unique for each attempt.
     pub(crate) id: String,
-    /// Path of the namespace.
+    /// Path of the pod's network namespace (`CNI_NETNS`).
     pub(crate) netns: String,
 }
 
-/// The agent's run directory of a node.
+/// Returns the run directory of a node's agent, where its CNI socket is.
 pub(crate) fn agent_run_dir(node: &Node) -> PathBuf {
     node.dir.join("cni")
 }
 
 impl PluginList {
-    /// The configuration list of a node: the primary plugin, then ours where there is a mesh.
+    /// Builds the configuration list of a node: the primary plugin, followed by Ambit's if the lab has a mesh.
     pub(crate) fn new(node: &Node, plan: AddressPlan, options: &Options, links: &Path) -> Self {
         let mut plugins = vec![primary(node, plan, options.primary_cni)];
         if options.mesh {
@@ -93,12 +93,12 @@ impl PluginList {
         }
     }
 
-    /// Returns the list as a configuration file, for users.
+    /// Returns the list in the format of a CNI configuration file, for users to read.
     pub(crate) fn to_json(&self) -> Value {
         json!({"cniVersion": self.version, "name": self.name, "plugins": self.plugins})
     }
 
-    /// Sets the network up and returns the pod's addresses.
+    /// Calls all plugins with `ADD`, and returns the pod's addresses.
     pub(crate) async fn add(
         &self,
         node: &Node,
@@ -128,7 +128,7 @@ impl PluginList {
         }
     }
 
-    /// Removes the network: every plugin is called, even after one has failed.
+    /// Calls all plugins with `DEL` in reverse order, even after one has failed.
     pub(crate) async fn delete(&self, node: &Node, pod: &PodPlan, sandbox: &Sandbox) {
         for plugin in self.plugins.iter().rev() {
             if let Err(error) = self.call("DEL", plugin, None, node, pod, sandbox).await {

@@ -1,7 +1,8 @@
-//! The lab's own primary CNI plugin: a bridge, addresses from files, and routes of all of a pod's packets, also to its
-//! neighbours, through the node, so that the node sees (and translates) both directions of each connection.
+//! Default primary CNI plugin of labs. It attaches pods to a bridge, assigns addresses from files, and routes all
+//! packets of a pod, also to pods of the same node, through the node, so that the node sees (and translates) both
+//! directions of each connection.
 //!
-//! It runs in the node's namespace under the name [`PLUGIN_NAME`] and supports CNI 0.4.0 to 1.1.0.
+//! It runs in the node's namespace under the name [`PLUGIN_NAME`], and supports CNI 0.4.0 to 1.1.0.
 
 use std::{
     env, fs,
@@ -21,7 +22,7 @@ use serde_json::{Value, json};
 
 use crate::addresses::{default_route, host_route};
 
-/// The name under which the `ambit` binary runs as this plugin.
+/// File name under which the `ambit` binary runs as this CNI plugin.
 pub const PLUGIN_NAME: &str = "ambit-lab-cni";
 
 #[derive(Debug, Deserialize)]
@@ -30,9 +31,9 @@ struct Config {
     #[serde(default)]
     cni_version: Option<String>,
     bridge: String,
-    /// The node's address in each pod network, with the network's prefix length.
+    /// Addresses of the node in each pod network, with the network's prefix length.
     gateways: Vec<IpNet>,
-    /// Directory of address leases.
+    /// Directory with a file for each allocated address.
     data_dir: PathBuf,
 }
 
@@ -52,7 +53,8 @@ enum PluginError {
     Command(String),
 }
 
-/// Runs the plugin: CNI's environment, configuration on standard input, result on standard output.
+/// Runs the plugin as the CNI specification requires: parameters in the environment, configuration on standard input,
+/// result on standard output.
 #[expect(clippy::print_stdout, reason = "CNI results go to standard output")]
 pub fn run_plugin() -> ExitCode {
     match execute() {
@@ -196,7 +198,7 @@ async fn delete(config: &Config) -> Result<(), PluginError> {
     Ok(())
 }
 
-/// Returns an interface name of at most 15 bytes, unique for each sandbox.
+/// Returns the name of the host's end of a pod's veth pair: unique for each sandbox, at most 15 bytes.
 fn veth_name(container: &str) -> String {
     format!(
         "veth{}",
@@ -208,8 +210,8 @@ fn veth_name(container: &str) -> String {
     )
 }
 
-/// Allocated addresses, one file each, under a lock. An address is reused only after all others of its
-/// network: state about an old pod must not be applied to a new one.
+/// Allocated addresses, one file each, under a lock. An address is reused only after all others of its network, so that
+/// state about an old pod is not applied to a new one.
 struct Leases {
     dir: PathBuf,
     _lock: File,

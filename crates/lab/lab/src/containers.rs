@@ -1,4 +1,4 @@
-//! Containers: processes, restarts and probes.
+//! Runs containers as processes, with restarts and probes, as kubelet does.
 
 use std::{
     collections::BTreeMap,
@@ -28,13 +28,14 @@ use crate::{
     probes::{self, Timing},
 };
 
-/// Waits between restarts: shorter than the kubelet's, since a lab is used interactively.
+/// Initial delay before a restart, doubled each time up to [`LAST_RESTART`]; shorter than kubelet's, since a lab is
+/// used interactively.
 const FIRST_RESTART: Duration = Duration::from_millis(200);
 const LAST_RESTART: Duration = Duration::from_secs(10);
-/// Running time after which a container is restarted without delay.
+/// Running time of a container after which the restart delay is its initial value again.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
-/// A pod's sandbox: the namespaces of its containers.
+/// Sandbox of a running pod: its node, network namespace and addresses.
 #[derive(Clone, Debug)]
 pub(crate) struct PodContext {
     pub(crate) board: Arc<Board>,
@@ -44,11 +45,12 @@ pub(crate) struct PodContext {
     pub(crate) ips: Vec<IpAddr>,
 }
 
-/// Environment variable of every process of a pod: the agent finds pods' namespaces by it.
+/// Environment variable with the pod's UID in every process of a pod, by which the agent finds pods' network
+/// namespaces.
 pub(crate) const POD_UID: &str = "AMBIT_POD_UID";
 
 impl PodContext {
-    /// Finds the pod that `name` means to [`Board::in_pod`], and the name of the container.
+    /// Finds a pod by any name that [`Board::in_pod`] accepts, and returns it with the name of the selected container.
     pub(crate) fn find(
         board: &Arc<Board>,
         name: &str,
@@ -71,7 +73,7 @@ impl PodContext {
         Ok((context, container))
     }
 
-    /// The environment of a container's processes.
+    /// Returns the environment for processes of a container.
     pub(crate) fn environment(&self, container: Option<&Container>) -> BTreeMap<String, String> {
         let mut env = BTreeMap::new();
         env.insert("PATH".to_owned(), mesh::path(&self.board));
@@ -114,7 +116,7 @@ impl PodContext {
         }
     }
 
-    /// Builds a command in this pod; the caller sets the standard streams.
+    /// Builds the command that starts a process in this pod; the caller sets the standard streams.
     pub(crate) fn command(
         &self,
         argv: Vec<String>,
@@ -129,7 +131,8 @@ impl PodContext {
         Ok(command)
     }
 
-    /// Starts the process that holds the namespace, and marks it as the pod's, while no container runs.
+    /// Starts a process that keeps the pod's network namespace alive and findable by [`POD_UID`] while no container
+    /// runs (the pause container of a runtime).
     pub(crate) fn hold(&self) -> io::Result<Child> {
         let mut command = self.command(Vec::new(), None, &self.environment(None))?;
         command
@@ -146,7 +149,8 @@ impl PodContext {
     }
 }
 
-/// Expands Kubernetes' `$(NAME)`; `$$` is a dollar, unknown names stay.
+/// Expands references `$(NAME)` to environment variables, as Kubernetes does in arguments: `$$` becomes a dollar, and
+/// unknown names stay.
 fn expand(text: &str, env: &BTreeMap<String, String>) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -171,7 +175,7 @@ fn expand(text: &str, env: &BTreeMap<String, String>) -> String {
     out
 }
 
-/// Restart policy of a container.
+/// Restart policy of a container, as in Kubernetes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Restart {
     Always,
@@ -197,7 +201,7 @@ impl Restart {
     }
 }
 
-/// Runs a container until it has ended for good, or until `stop` is set and the grace period is over.
+/// Runs a container with restarts until it has ended for good, or until `stop` is set and the grace period is over.
 pub(crate) async fn run(
     context: PodContext,
     container: Container,
@@ -274,7 +278,8 @@ fn start(context: &PodContext, container: &Container) -> io::Result<Child> {
     context.spawn(command)
 }
 
-/// Supervises a running process: probes it, reports it, ends it on request.
+/// Supervises a container's process until it ends: probes it, reports readiness, and terminates it on request or when
+/// the liveness probe fails.
 async fn attend(
     context: &PodContext,
     container: &Container,
@@ -319,7 +324,7 @@ async fn attend(
     }
 }
 
-/// Waits until the pod is to stop.
+/// Waits until the pod is requested to stop.
 pub(crate) async fn stopped(stop: &mut watch::Receiver<bool>) {
     // A dropped sender means that the pod was forgotten: it stops as well.
     let _told = stop.wait_for(|stop| *stop).await.is_ok();
@@ -388,7 +393,8 @@ async fn probe_until_started(
     }
 }
 
-/// Probes until cancelled, and calls `on_result` whenever the threshold of successes or failures is reached.
+/// Probes a container until cancelled, and calls `on_result` whenever the threshold of successes or failures is
+/// reached.
 async fn probe_for_ever(
     context: &PodContext,
     container: &Container,
@@ -454,7 +460,7 @@ async fn once(context: &PodContext, container: &Container, probe: &Probe) -> io:
     }
 }
 
-/// Returns the exit code, like shells for signals.
+/// Returns a process' exit code; 128 plus the signal's number if a signal ended it, as in shells.
 pub(crate) fn exit_code(status: &ExitStatus) -> i32 {
     use std::os::unix::process::ExitStatusExt;
     status
@@ -462,7 +468,7 @@ pub(crate) fn exit_code(status: &ExitStatus) -> i32 {
         .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }
 
-/// Signals the whole process group, including children of a shell.
+/// Sends a signal to a process' whole group, including children of a shell.
 fn signal(child: &Child, signal: Signal) {
     let pid = child
         .id()

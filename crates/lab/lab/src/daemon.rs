@@ -1,4 +1,5 @@
-//! Processes of the mesh, which are restarted whenever they end, and can be replaced by a second process.
+//! Processes of the mesh (control plane, agents, node proxies), which are restarted whenever they end, and can be
+//! replaced by a second process.
 
 use std::{
     fs::{self, File},
@@ -22,14 +23,14 @@ use crate::{
 /// Initial delay before a restart, doubled each time up to [`SLOWEST`].
 const FASTEST: Duration = Duration::from_millis(20);
 const SLOWEST: Duration = Duration::from_secs(2);
-/// Running time after which a process is restarted without delay.
+/// Running time of a process after which the restart delay is its initial value again.
 const STABLE_AFTER: Duration = Duration::from_secs(2);
 
-/// Timeout for a replaced process to end, and for a new one to become ready.
+/// Timeout for a replacing process to become ready.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Command of a daemon, with its network namespace.
+/// Command of one process of the mesh, with its network namespace and log.
 #[derive(Clone, Debug)]
 pub(crate) struct Daemon {
     pub(crate) name: String,
@@ -38,12 +39,12 @@ pub(crate) struct Daemon {
     pub(crate) shim: Shim,
     pub(crate) env: Vec<(String, String)>,
     pub(crate) log: PathBuf,
-    /// Log line that reports readiness, if the daemon may be replaced.
+    /// Text in the log that reports readiness; `None` if the process cannot be replaced.
     pub(crate) ready: Option<&'static str>,
 }
 
 impl Daemon {
-    /// Runs the daemon until the lab ends.
+    /// Starts the task that runs the process and restarts it, until the lab ends.
     pub(crate) fn keep(self, board: Arc<Board>) {
         drop(ambit_rt::spawn("daemon", self.run(board)));
     }
@@ -91,7 +92,8 @@ impl Daemon {
         }
     }
 
-    /// Starts a new process in place of `child`; the old one continues until it ends.
+    /// Starts a new process in place of `child`, terminates the old one in the order of `how`, and waits until the new
+    /// one is ready.
     async fn replace(&self, board: &Board, child: &mut Child, how: Replacement) -> io::Result<()> {
         let logged = fs::metadata(&self.log)?.len();
         let tell_old = |old: &Child| {
@@ -114,7 +116,7 @@ impl Daemon {
         ready
     }
 
-    /// Waits until the log, after this number of bytes, has the line that reports readiness.
+    /// Waits until the log has the text that reports readiness, after the first `from` bytes.
     async fn until_ready(&self, from: u64) -> io::Result<()> {
         let Some(ready) = self.ready else {
             return Ok(());

@@ -1,5 +1,5 @@
-//! DNS of the cluster: names of services and of the pods of headless ones, and SRV records of their named ports. Each
-//! node has a server at its own address; all answer from the same zone.
+//! DNS of a lab's cluster: names of services and of the pods of headless services, and SRV records of their named
+//! ports. Each node has a server at its own addresses; all serve the same zone.
 
 use std::{
     collections::BTreeMap,
@@ -31,20 +31,20 @@ use tokio::{
 
 use crate::{cluster::ServiceView, fabric::Node};
 
-/// The domain of the cluster.
+/// Domain of the cluster's services.
 pub(crate) const DOMAIN: &str = "cluster.local";
-/// Seconds that answers may be cached.
+/// TTL of all records, in seconds.
 const TTL: u32 = 5;
 /// Idle timeout of a TCP connection without a query.
 const IDLE: Duration = Duration::from_secs(10);
-/// Maximum queued answers of a TCP connection.
+/// Maximum number of queued answers of a TCP connection.
 const WAITING: usize = 16;
 
-/// Every name, lower case and without the final dot, with its addresses.
+/// Records of the cluster by name, in lower case and without the final dot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Zone {
     names: BTreeMap<String, Vec<IpAddr>>,
-    /// `_port._protocol.service…` with number and host.
+    /// SRV records: port and host by `_PORT._PROTOCOL.SERVICE…`.
     ports: BTreeMap<String, Vec<(u16, Name)>>,
 }
 
@@ -83,7 +83,7 @@ impl Zone {
         Self { names, ports }
     }
 
-    /// Returns the records of a type at a name, possibly none; an error if the name does not exist.
+    /// Returns the records of a type at a name, possibly none; an error code if the name does not exist.
     fn look_up(&self, name: &Name, kind: RecordType) -> Result<Vec<Record>, ResponseCode> {
         let text = name.to_ascii().to_lowercase();
         let text = text.trim_end_matches('.');
@@ -105,7 +105,7 @@ impl Zone {
     }
 }
 
-/// Resolver of the current zone.
+/// Handler of DNS queries, which answers from the current zone.
 struct Answers(watch::Receiver<Arc<Zone>>);
 
 #[async_trait]
@@ -146,7 +146,7 @@ impl RequestHandler for Answers {
     }
 }
 
-/// Serves the zone on a node's addresses until the lab ends.
+/// Starts the DNS server on a node's addresses; it runs until the lab ends.
 pub(crate) fn serve(node: &Node, zone: &watch::Receiver<Arc<Zone>>) -> io::Result<()> {
     let mut server = Server::new(Answers(zone.clone()));
     for ip in &node.ips {
@@ -169,7 +169,7 @@ pub(crate) fn serve(node: &Node, zone: &watch::Receiver<Arc<Zone>>) -> io::Resul
     Ok(())
 }
 
-/// `/etc/resolv.conf` of a pod in `namespace`, or of a node's processes.
+/// Formats `/etc/resolv.conf` for a pod in `namespace`, or for a node's processes.
 pub(crate) fn resolv_conf(servers: &[IpAddr], namespace: &str) -> String {
     let mut text = String::new();
     for server in servers {
@@ -182,7 +182,7 @@ pub(crate) fn resolv_conf(servers: &[IpAddr], namespace: &str) -> String {
     text
 }
 
-/// `/etc/resolv.conf` of a pod with `dnsPolicy: None`.
+/// Formats `/etc/resolv.conf` for a pod with `dnsPolicy: None`; `None` for other pods.
 pub(crate) fn own_resolv_conf(spec: &PodSpec) -> Option<String> {
     let policy = spec.dns_policy.as_deref();
     let config = spec

@@ -1,5 +1,5 @@
-//! Network between the nodes: a bridge in the lab's own namespace, a namespace for each node and one for the control
-//! plane.
+//! Fabric: the network between a lab's nodes. It is a bridge in the lab's own namespace, with a namespace for each node
+//! and one for the control plane.
 
 use std::{net::IpAddr, path::PathBuf};
 
@@ -11,12 +11,12 @@ use crate::{
     layout::Layout,
 };
 
-/// Name of the bridge between nodes.
+/// Name of the bridge that connects the nodes.
 pub(crate) const BRIDGE: &str = "fabric0";
-/// The interface of a node, and of the control plane, on the fabric.
+/// Name of the interface to the fabric in each node, and in the control plane.
 const UPLINK: &str = "eth0";
 
-/// Node of a lab.
+/// Node of a lab: a network namespace with addresses on the fabric.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) name: String,
@@ -26,7 +26,7 @@ pub(crate) struct Node {
     pub(crate) dir: PathBuf,
 }
 
-/// The networks and namespaces that exist before any pod.
+/// Namespaces of a lab that exist before any pod: its own, the control plane's and those of the nodes.
 #[derive(Debug)]
 pub(crate) struct Fabric {
     pub(crate) root: Host,
@@ -34,7 +34,7 @@ pub(crate) struct Fabric {
     pub(crate) nodes: Vec<Node>,
 }
 
-/// Creates and connects the namespaces.
+/// Creates the namespaces of nodes and control plane, and connects them by the bridge.
 pub(crate) async fn build(
     plan: AddressPlan,
     options: &Options,
@@ -132,8 +132,8 @@ fn forward(host: &Host, plan: AddressPlan) -> Result<(), HostError> {
     Ok(())
 }
 
-/// Parent of pods' interfaces with the `macvlan` plugin: one end of a pair whose other end is the node's, since pods
-/// cannot reach the node through the parent itself.
+/// Parent of pods' interfaces with the `macvlan` plugin: one end of a veth pair whose other end has the node's address,
+/// since pods cannot reach the node through the parent itself.
 pub(crate) const MACVLAN_MASTER: &str = "pods1";
 const MACVLAN_GATEWAY: &str = "pods0";
 

@@ -1,23 +1,23 @@
-//! Outcomes of `ambit-lab-tool get`, and the outcomes that a test may wait for, with kinds of failure.
+//! Outcomes of `ambit-lab-tool get`, and the outcomes that a test can wait for.
 
 use std::net::IpAddr;
 
-/// Name of the program with servers and clients for pods of labs, in the directory of `ambit`.
+/// Name of the program with servers and clients for pods of labs; it is in the directory of `ambit`.
 pub const LAB_TOOL: &str = "ambit-lab-tool";
 
-/// The node proxy's log text for every connection that a policy denies.
+/// Text of a node proxy's access log for connections that a policy denies.
 const REJECTED: &str = "connection closed due to policy rejection: ";
 
-/// Outcome of a `GET`.
+/// Outcome of one run of `ambit-lab-tool get`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// Response status below 400.
     Answered,
     /// Response status of 400 or more.
     HttpError,
-    /// The host has no address.
+    /// The host name does not resolve.
     UnknownHost,
-    /// Connection refused, or no route.
+    /// Connection refused, or host or network unreachable.
     Refused,
     /// Connection closed before the end of the response.
     Closed,
@@ -25,12 +25,12 @@ pub enum Ending {
     Reset,
     /// Timeout without a response.
     TimedOut,
-    /// Another failure, by exit code.
+    /// Any other failure, with the exit code.
     Other(i32),
 }
 
 impl Ending {
-    /// Converts the program's exit code.
+    /// Converts the exit code of `ambit-lab-tool get`, which is curl's.
     pub fn of(code: i32) -> Self {
         match code {
             0 => Self::Answered,
@@ -50,13 +50,13 @@ impl Ending {
     }
 }
 
-/// Outcome that a test waits for.
+/// Outcome of a `GET` that a test waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected<'a> {
-    /// The server responds.
+    /// A response with a status below 400.
     Answer,
-    /// The connection is closed, and an access log has a policy with this text as the reason: the policy's name if it
-    /// is a DENY.
+    /// The connection is closed, and the access log has a policy denial whose reason contains this text, such as the
+    /// name of a DENY policy.
     Denial(&'a str),
     /// Failure of this kind.
     Failure(Ending),
@@ -83,7 +83,7 @@ impl From<Ending> for Expected<'_> {
 }
 
 impl Expected<'_> {
-    /// Whether `ending` is possible for the expected outcome. A denial also needs evidence in the access log
+    /// Whether `ending` is possible for the expected outcome. A denial also needs a line in the access log
     /// ([`denials`]).
     pub fn permits(self, ending: Ending) -> bool {
         match self {
@@ -94,7 +94,7 @@ impl Expected<'_> {
     }
 }
 
-/// Counts a client's connections that the access log reports as denied, with `policy` in the reason.
+/// Counts the lines of an access log that report a denied connection of this client, with `policy` in the reason.
 pub fn denials(log: &str, client: &[IpAddr], policy: &str) -> usize {
     let sources: Vec<String> = client
         .iter()

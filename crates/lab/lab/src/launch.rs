@@ -32,14 +32,14 @@ use crate::{
     state_dir::StateError,
 };
 
-/// One stage of starting a lab; see the module.
+/// Stage in which a process of `ambit` starts a lab; the module describes their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Process outside of the lab, which waits for the lab's end.
+    /// Process outside the lab's namespaces, which removes the lab's directory at the end.
     Guard,
-    /// Process 1 of the lab.
+    /// Process 1 of the lab's PID namespace.
     Init,
-    /// Supervisor of the lab.
+    /// Supervisor of the lab, the child of *init*.
     Supervise,
 }
 
@@ -64,7 +64,7 @@ impl FromStr for Stage {
     }
 }
 
-/// Error of starting a lab.
+/// Reason why a lab could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
     /// The options are invalid.
@@ -76,13 +76,13 @@ pub enum LaunchError {
     /// A process cannot be started, or a file not be written.
     #[error("cannot {what}")]
     Io {
-        /// Action that failed.
+        /// Action that failed, as a phrase for the message.
         what: String,
         /// Cause of the error.
         #[source]
         source: io::Error,
     },
-    /// The supervisor failed; its message.
+    /// The supervisor failed, with this message.
     #[error("the lab did not come up: {0}")]
     Failed(String),
 }
@@ -108,7 +108,7 @@ pub fn launch(base: &Path, options: &Options) -> Result<StateDir, LaunchError> {
     started.map(|()| state)
 }
 
-/// Reports missing programs before the start, since the lab would never become ready.
+/// Checks that the mesh's programs exist, since the lab would never become ready without them.
 fn check_binaries(options: &Options) -> Result<(), String> {
     let mut needed = Vec::new();
     if options.mesh {
@@ -178,7 +178,7 @@ fn stage_command(ambit: &Path, stage: Stage, layout: &Layout) -> Command {
     command
 }
 
-/// Runs one stage; called by the hidden subcommand. Must be the process's only thread.
+/// Runs one stage of the start of a lab; called by a hidden subcommand. The process must have a single thread.
 pub fn run_stage(stage: Stage, state: PathBuf) -> ExitCode {
     let layout = Layout::new(state);
     let options = match read_options(&layout) {
@@ -246,15 +246,15 @@ fn guard(layout: &Layout, options: &Options) -> Result<ExitCode, LaunchError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the lock of the lab, which the launching process holds and passes as standard input, so that a starting lab
-/// always has it. No process of the lab inherits it.
+/// Takes over the lock of the lab's directory from standard input, by which the launching process passes it, so that a
+/// starting lab always holds it. No process of the lab inherits it.
 fn inherited_lock() -> io::Result<File> {
     let lock = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
     Ok(lock.into())
 }
 
-/// "1" if the lab's root is root only of a user namespace, else empty.
+/// Environment variable for the supervisor: `1` if the lab's root user is root only in a user namespace, else empty.
 const USER_NAMESPACE: &str = "AMBIT_LAB_USER_NAMESPACE";
 
 fn wait(child: &mut Child) -> Result<std::process::ExitStatus, LaunchError> {

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// The directory of one lab.
+/// Paths in the directory of one lab.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     root: PathBuf,
@@ -25,54 +25,54 @@ impl Layout {
     }
 
     paths! {
-        /// Locked while the lab runs.
+        /// File that is locked while the lab runs.
         lock = "lock";
-        /// Process id of the lab's first process, as seen from outside.
+        /// File with the process id of the lab's init process, in the PID namespace of the user.
         pid = "pid";
-        /// File with the lab's options.
+        /// File with the lab's options, as JSON.
         options = "options.json";
-        /// The control socket.
+        /// Unix socket on which the supervisor accepts requests.
         socket = "control.sock";
-        /// The supervisor's own log.
+        /// Log of the lab's supervisor.
         log = "lab.log";
-        /// Directory of private files.
+        /// Directory of private files, a memory file system.
         run = "run";
-        /// Objects that the lab adds: nodes, pods of Deployments, addresses, states.
+        /// Directory of the objects that the lab itself writes: nodes, pods of Deployments, addresses, pod status.
         live = "run/live";
-        /// Annotations that agents write.
+        /// Directory in which agents write their annotations of pods.
         status = "run/status";
-        /// Output of pods and daemons.
+        /// Directory with the output of containers and of the mesh's processes.
         logs = "run/logs";
-        /// The control plane's CA.
+        /// Directory of the control plane's CA.
         ca = "run/ca";
-        /// Root certificate for the proxies.
+        /// Root certificate of the mesh, for the proxies.
         root_cert = "run/root-cert.pem";
-        /// Trust domains that the proxies accept besides the mesh's own one.
+        /// File with the trust domains that the proxies accept besides the mesh's own.
         trust_domains = "run/trust-domains.json";
-        /// Public key that tokens are checked with.
+        /// Public key by which the control plane verifies service account tokens.
         token_keys = "run/token-keys.pem";
-        /// Links to the plugins.
+        /// Directory with links to the CNI plugins.
         cni_bin = "run/cni-bin";
-        /// A lock file for iptables, should it be used: /run need not be writable.
+        /// Lock file for iptables, if it is used: `/run` need not be writable.
         xtables_lock = "run/xtables.lock";
     }
 
-    /// A directory of one node.
+    /// Returns the directory of one node.
     pub(crate) fn node(&self, node: &str) -> PathBuf {
         self.root.join("run/nodes").join(node)
     }
 
-    /// Returns the directory of a pod's `/etc` mounts.
+    /// Returns the directory of a pod's private files: those mounted over `/etc`, and its token.
     pub(crate) fn pod(&self, uid: &str) -> PathBuf {
         self.root.join("run/pods").join(uid)
     }
 
-    /// A container's output.
+    /// Returns the file with a container's output.
     pub(crate) fn container_log(&self, uid: &str, container: &str) -> PathBuf {
         self.logs().join(format!("pod-{uid}-{container}.log"))
     }
 
-    /// A daemon's output.
+    /// Returns the file with the output of a process of the mesh.
     pub(crate) fn daemon_log(&self, name: &str, node: Option<&str>) -> PathBuf {
         self.logs().join(match node {
             Some(node) => format!("{node}-{name}.log"),

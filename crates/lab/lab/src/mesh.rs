@@ -1,4 +1,4 @@
-//! Processes of the mesh: a control plane, and an agent and a node proxy on each node, with their files and
+//! Starts the processes of the mesh: a control plane, and an agent and a node proxy on each node, with their files and
 //! environments.
 
 use std::{
@@ -26,12 +26,12 @@ use crate::{
     tokens::{self, Bound, TokenIssuer},
 };
 
-/// Port of the control plane's xDS and CA.
+/// Port on which the control plane serves xDS and the CSR API.
 const XDS_PORT: u16 = 15012;
 /// Timeout for the control plane to write its root certificate.
 const ROOT_CERT_WAIT: Duration = Duration::from_secs(20);
 
-/// Starts the mesh. Returns when the control plane has a root certificate.
+/// Starts the processes of the mesh: the control plane first, and the others once it has written its root certificate.
 pub(crate) async fn start(
     board: &Arc<Board>,
     control: Vec<IpAddr>,
@@ -61,8 +61,8 @@ pub(crate) async fn start(
     Ok(())
 }
 
-/// Returns the objects of the mesh's own pods, as on a cluster: node proxies call the control plane in the name of
-/// their pods.
+/// Returns the objects of the node proxies' pods, as a cluster has them: node proxies authenticate to the control plane
+/// as these pods.
 pub(crate) fn objects(nodes: &[Arc<Node>], options: &Options) -> BTreeMap<ObjectKey, Value> {
     let mut objects = BTreeMap::new();
     let namespace = ObjectKey::new(Kind::Namespace, "", SYSTEM_NAMESPACE);
@@ -100,7 +100,8 @@ pub(crate) fn objects(nodes: &[Arc<Node>], options: &Options) -> BTreeMap<Object
     objects
 }
 
-/// Returns the labels of the chart's node proxy, without those that name Ambit for another implementation's proxy.
+/// Returns the labels of a node proxy's pod in the chart; for another implementation's proxy without the label that
+/// names Ambit.
 fn proxy_labels(node: &Node, options: &Options) -> Value {
     let mut labels = json!({"app": "ztunnel", "istio.io/dataplane-mode": "none"});
     if !options.node_proxies.contains_key(&node.name)
@@ -130,8 +131,8 @@ fn write_token(issuer: &TokenIssuer, node: &Node) -> io::Result<()> {
     issuer.write(&bound, &node.dir.join("token"))
 }
 
-/// Settings of waypoints in the lab, if it has a mesh: one process for each Gateway unless it sets several, of Ambit's
-/// own program, with the files of its pods.
+/// Returns the settings for generated waypoints: one replica unless the Gateway sets another number, Ambit's own
+/// program, and paths of the pod's files. `None` if the lab has no mesh.
 pub(crate) fn waypoints(board: &Board, control: &[IpAddr]) -> Option<Settings> {
     let options = &board.options;
     if !options.mesh {
@@ -158,14 +159,14 @@ pub(crate) fn waypoints(board: &Board, control: &[IpAddr]) -> Option<Settings> {
     })
 }
 
-/// The control plane's URL.
+/// Returns the URL of the control plane's xDS port.
 fn address_of(control: &[IpAddr]) -> String {
     control.first().map_or_else(String::new, |ip| {
         format!("https://{}", SocketAddr::new(*ip, XDS_PORT))
     })
 }
 
-/// Writes the files that are mounted over `/etc`.
+/// Writes `resolv.conf` and `hosts` of a node or pod, which are mounted over those of `/etc`.
 pub(crate) fn etc(
     dir: &std::path::Path,
     hostname: &str,
@@ -339,7 +340,7 @@ fn environment(board: &Board, variables: &[(&str, String)]) -> Vec<(String, Stri
     env.into_iter().collect()
 }
 
-/// Search path of programs: the directory of the binaries first.
+/// Returns `PATH` for the lab's processes: the directories of the mesh's programs come first.
 pub(crate) fn path(board: &Board) -> String {
     let inherited = std::env::var("PATH").unwrap_or_default();
     let own = board

@@ -1,10 +1,10 @@
-//! The options of a lab.
+//! Options of `ambit lab up` that describe a lab.
 
 use std::{collections::BTreeMap, path::PathBuf, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// The address families of pods, nodes and services.
+/// Address families of a lab's pods, nodes and services.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IpFamily {
@@ -42,18 +42,18 @@ impl FromStr for IpFamily {
     }
 }
 
-/// CNI plugin that sets up pods' networks before Ambit's is called.
+/// Primary CNI plugin: the one that sets up pods' networks before Ambit's plugin is called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PrimaryCni {
-    /// The lab's own: every packet between pods is routed by the node.
+    /// The lab's own plugin: the node routes every packet between pods.
     #[default]
     Lab,
     /// The `bridge` plugin of the containernetworking project.
     Bridge,
-    /// CNI plugin `ptp`.
+    /// The `ptp` plugin of the containernetworking project.
     Ptp,
-    /// CNI plugin `macvlan`.
+    /// The `macvlan` plugin of the containernetworking project.
     Macvlan,
 }
 
@@ -71,44 +71,44 @@ impl FromStr for PrimaryCni {
     }
 }
 
-/// The options of a lab.
+/// Options of a lab, which it keeps until it ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
     /// Name of the lab; labs of different names run side by side.
     pub name: String,
-    /// The directory of manifests.
+    /// Directory of Kubernetes manifests, which the lab follows.
     pub manifests: PathBuf,
     /// Number of nodes, named `node-1` and so on.
     pub nodes: u8,
     /// Address families of nodes and pods.
     pub ip_family: IpFamily,
-    /// Node proxies other than ours, by node name.
+    /// Path of another implementation's node proxy, by node name.
     pub node_proxies: BTreeMap<String, PathBuf>,
-    /// Directory of `ambit-agent` and the other binaries.
+    /// Directory with the mesh's programs, such as `ambit-agent`.
     pub bin_dir: PathBuf,
-    /// Path of the `ambit` binary, which is also the shim of pods' processes and the CNI plugin. Pods find the programs
-    /// beside it.
+    /// Path of the `ambit` binary, which also runs as the shim of pods' processes and as the lab's CNI plugin. Programs
+    /// in its directory are in the `PATH` of pods.
     pub ambit: PathBuf,
-    /// Whether to start control plane, agents, proxies and the chained plugin.
+    /// Whether the lab runs the mesh: control plane, agents, node proxies and the chained CNI plugin.
     pub mesh: bool,
-    /// Primary CNI plugin.
+    /// Primary CNI plugin, which sets up pods' networks.
     pub primary_cni: PrimaryCni,
     /// Directory of the CNI plugins other than Ambit's.
     pub cni_dir: PathBuf,
-    /// Whether to create a user namespace even if root does not need one.
+    /// Whether to create a user namespace even if the lab does not need one, since its user is root.
     pub user_namespace: bool,
-    /// Added to the environment of agents, proxies and control plane.
+    /// Additional environment variables of agents, proxies and control plane.
     pub env: BTreeMap<String, String>,
 }
 
-/// The largest number of nodes: their numbers are bytes of addresses.
+/// Maximum number of nodes: their numbers are bytes of addresses.
 pub const MAX_NODES: u8 = 99;
 
 impl Options {
-    /// Checks the options; errors are texts for the user.
+    /// Validates the options.
     ///
     /// # Errors
-    /// The first fault found.
+    /// The first invalid option, as text for the user.
     pub fn check(&self) -> Result<(), String> {
         if !(1..=MAX_NODES).contains(&self.nodes) {
             return Err(format!("--nodes {}: give 1 to {MAX_NODES}", self.nodes));

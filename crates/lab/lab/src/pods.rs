@@ -1,4 +1,4 @@
-//! Runs one pod from its sandbox to its end, like a kubelet.
+//! Runs one pod from the creation of its sandbox to its end, as kubelet does.
 
 use std::{
     convert::Infallible,
@@ -29,11 +29,12 @@ use crate::{
     tokens::{self, Bound, TokenIssuer},
 };
 
-/// First delay between attempts to create a sandbox, shorter than kubelet's.
+/// Initial delay before another attempt to create a sandbox, doubled each time up to [`LAST_RETRY`]; shorter than
+/// kubelet's.
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(5);
 
-/// Resources that run a pod.
+/// Task that runs one pod, with the resources that it needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Runner {
     pub(crate) board: Arc<Board>,
@@ -44,7 +45,7 @@ pub(crate) struct Runner {
     pub(crate) events: mpsc::Sender<Event>,
 }
 
-/// Error of creating a sandbox.
+/// Reason why a pod's sandbox could not be created.
 #[derive(Debug, thiserror::Error)]
 enum SandboxError {
     #[error("cannot make the pod's network namespace")]
@@ -56,7 +57,7 @@ enum SandboxError {
 }
 
 impl Runner {
-    /// Runs the pod until it has ended and `stop` was set; a pod that ended by itself stays in the status.
+    /// Runs the pod until it has ended and `stop` was set; a pod that ended without `stop` remains in the status.
     pub(crate) async fn run(self, mut stop: watch::Receiver<bool>) {
         let mut observed = Observed::default();
         let made = tokio::select! {
@@ -96,7 +97,7 @@ impl Runner {
         let _supervisor_is_gone = self.events.send(event).await;
     }
 
-    /// Creates a sandbox, retrying with a new namespace each time.
+    /// Creates the pod's sandbox; retries with a new network namespace until it succeeds.
     async fn make_sandbox(
         &self,
         observed: &mut Observed,
@@ -204,7 +205,7 @@ impl Runner {
         fs::write(dir.join("hosts"), hosts)
     }
 
-    /// Writes the token of the pod's service account into the pod's directory, if the pod requests one.
+    /// Writes a service account token into the pod's directory, if the pod has a volume with one.
     fn write_token(&self) -> io::Result<()> {
         let plan = &self.plan;
         if !plan.wants_token(tokens::AUDIENCE) {
@@ -230,7 +231,7 @@ impl Runner {
         }
     }
 
-    /// Runs init containers one after the other, then the others together, until all have ended or
+    /// Runs the init containers one after the other, and then the other containers together, until all have ended or
     /// were stopped.
     async fn run_containers(
         &self,
@@ -322,7 +323,7 @@ impl Runner {
     }
 }
 
-/// Guard that removes an incomplete sandbox when its creation is cancelled.
+/// Guard that removes an incomplete sandbox when it is dropped, so that cancelled attempts leave nothing behind.
 struct UndoSandbox {
     runner: Runner,
     sandbox: Option<(Sandbox, Netns)>,
@@ -357,7 +358,7 @@ fn sandbox_id() -> String {
     format!("{:08x}lab", COUNT.fetch_add(1, Ordering::Relaxed) + 1)
 }
 
-/// Number of this process in /proc, which may show another process namespace's view.
+/// Returns the id of this process as `/proc` has it, which may be that of an outer PID namespace.
 fn own_pid() -> String {
     let link = fs::read_link("/proc/self").ok();
     let name = link
@@ -367,7 +368,7 @@ fn own_pid() -> String {
     name.unwrap_or_else(|| std::process::id().to_string())
 }
 
-/// Kills all remaining processes of a pod, including children that left their process group.
+/// Kills all remaining processes of a pod (found by [`POD_UID`]), including children that left their process group.
 fn kill_by_uid(uid: &str) {
     let expected = format!("{POD_UID}={uid}");
     let Ok(entries) = fs::read_dir("/proc") else {

@@ -1,4 +1,4 @@
-//! Probes, like kubelet's: from the node's network namespace, or by a command in the container.
+//! Kubernetes probes of containers, over the network from the node's namespace, as kubelet sends them.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
     fabric::Node,
 };
 
-/// The timing of a probe, with Kubernetes' defaults.
+/// Intervals and thresholds of a probe, with Kubernetes' defaults.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
     pub(crate) initial_delay: Duration,
@@ -48,7 +48,7 @@ impl Timing {
     }
 }
 
-/// Probes once over the network; `None` when the probe is a command, which the caller runs.
+/// Probes once over the network; returns `None` for an `exec` probe, whose command the caller runs.
 pub(crate) async fn network(
     probe: &Probe,
     node: &Node,
@@ -86,7 +86,7 @@ pub(crate) async fn network(
     Some(done.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())))
 }
 
-/// Connects from the node, as its kubelet would.
+/// Opens a TCP connection from the node's network namespace, as kubelet does.
 async fn connect(node: &Node, to: SocketAddr) -> io::Result<TcpStream> {
     let socket = node.host.run(|| match to {
         SocketAddr::V4(_) => TcpSocket::new_v4(),

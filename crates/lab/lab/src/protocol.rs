@@ -1,5 +1,5 @@
-//! Protocol of the control socket: one request a connection, a line of JSON with attached descriptors, and responses as
-//! lines of JSON.
+//! Protocol of a lab's control socket: one request per connection, as a line of JSON with attached file descriptors,
+//! and responses as lines of JSON.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -17,14 +17,14 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// Maximum length of a line, enough for any command line of the kernel.
+/// Maximum length of a line in bytes, enough for any command line of the kernel.
 const MAX_LINE: usize = 1 << 20;
-/// Descriptors attached to a line at most: standard input, output and error.
+/// Maximum number of file descriptors attached to a line: standard input, output and error.
 const MAX_FDS: usize = 3;
-/// Flags by which a disconnected client is an error to the caller, never a signal.
+/// Flags of `sendmsg`: a disconnected client is an error for the caller, and never a signal.
 #[cfg(target_os = "linux")]
 const SEND_FLAGS: SendFlags = SendFlags::NOSIGNAL;
-/// Flags by which received descriptors do not leak into started programs.
+/// Flags of `recvmsg`: received descriptors are not inherited by started programs.
 #[cfg(target_os = "linux")]
 const RECEIVE_FLAGS: RecvFlags = RecvFlags::CMSG_CLOEXEC;
 // Other systems do not have these flags, nor labs that answer.
@@ -33,104 +33,104 @@ const SEND_FLAGS: SendFlags = SendFlags::empty();
 #[cfg(not(target_os = "linux"))]
 const RECEIVE_FLAGS: RecvFlags = RecvFlags::empty();
 
-/// A namespace of the lab.
+/// Network namespace of a lab.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum LabNetns {
-    /// Namespace of the network between the nodes.
+    /// Namespace of the lab itself, with the bridge between the nodes.
     Fabric,
     /// Namespace of the control plane.
     Control,
     /// Namespace of a node.
     Node(String),
-    /// Namespace of a pod, in any form that `exec` accepts.
+    /// Namespace of a pod, by any name that `exec` accepts.
     Pod(String),
 }
 
-/// The source of a log.
+/// Log that a client requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum LogSource {
-    /// Log of a container; of the only one if unnamed.
+    /// Log of a pod's container.
     Pod {
-        /// Pod in any form that `exec` accepts.
+        /// Name of the pod, in any form that `exec` accepts.
         pod: String,
-        /// Name of the container.
+        /// Name of the container; may be omitted if the pod has only one.
         container: Option<String>,
     },
-    /// `agent`, `proxy` or `control`; of one node or of all.
+    /// Log of a process of the mesh.
     Daemon {
-        /// Name of the daemon.
+        /// Process of the mesh: `agent`, `proxy` or `control`.
         name: String,
-        /// Name of the node.
+        /// Name of the node; `None` for the logs of all nodes.
         node: Option<String>,
     },
     /// Log of the supervisor.
     Lab,
 }
 
-/// The order in which a daemon's old process ends and its new one starts.
+/// Order in which a daemon's old process ends and its new one starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Replacement {
-    /// Rollout with a surge: the old process stops once the new one is ready.
+    /// Rollout with a surge: the old process is terminated once the new one is ready.
     NewFirst,
-    /// Recreation: the new process starts after the old one has stopped.
+    /// Recreation: the old process is terminated first, and then the new one starts.
     OldFirst,
 }
 
-/// A client's request.
+/// Request of a client to the supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Request {
-    /// Complete status of the lab.
+    /// Return the status of the lab.
     Status,
-    /// Return the objects that decide the scopes of policies.
+    /// Return the objects that determine to which workloads policies apply.
     Objects,
-    /// Run a command in a container's namespaces with the three descriptors attached.
+    /// Run a command in a container's namespaces, with the three attached descriptors as standard streams.
     Exec {
         pod: String,
         container: Option<String>,
         command: Vec<String>,
     },
-    /// Copy a log into the descriptor attached.
+    /// Copy a log into the attached descriptor.
     Logs { source: LogSource, follow: bool },
-    /// Connect from inside a namespace; the reply carries the connection.
+    /// Open a TCP connection from inside a namespace; the reply carries its descriptor.
     Dial {
         place: LabNetns,
         address: SocketAddr,
     },
-    /// Listen inside a namespace; the reply carries the listener.
+    /// Open a TCP listener inside a namespace; the reply carries its descriptor.
     Listen {
         place: LabNetns,
         address: SocketAddr,
     },
-    /// Receive datagrams inside a namespace; the reply carries the socket.
+    /// Bind a UDP socket inside a namespace; the reply carries its descriptor.
     Bind {
         place: LabNetns,
         address: SocketAddr,
     },
-    /// Open a packet socket for the frames of a namespace; the reply carries it.
+    /// Open a packet socket for all frames of a namespace; the reply carries its descriptor.
     Capture { place: LabNetns },
-    /// Kill a daemon's process, which is then restarted: for tests of faults.
+    /// Kill a process of the mesh, which is then restarted; for tests of faults.
     Kill { name: String, node: Option<String> },
-    /// Stop a daemon's processes, or continue them: for tests of faults.
+    /// Stop the processes of a daemon (SIGSTOP), or continue them; for tests of faults.
     Hang {
         name: String,
         node: Option<String>,
         hangs: bool,
     },
-    /// Replace a daemon by a second process of itself.
+    /// Replace a daemon's process by a second one.
     Replace {
         name: String,
         node: Option<String>,
         how: Replacement,
     },
-    /// End the lab.
+    /// Shut the lab down.
     Down,
 }
 
-/// Response of the supervisor.
+/// Response of the supervisor to a request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Reply {
@@ -141,7 +141,7 @@ pub(crate) enum Reply {
     Error(String),
 }
 
-/// The state of a lab.
+/// Status of a lab: its nodes, pods, processes and problems.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
@@ -155,11 +155,11 @@ pub struct Status {
     pub nodes: Vec<NodeStatus>,
     /// State of the pods.
     pub pods: Vec<PodStatus>,
-    /// Agents, proxies and control plane.
+    /// State of agents, node proxies and control plane.
     pub daemons: Vec<DaemonStatus>,
-    /// Manifests that cannot be used, and why.
+    /// Problems of manifests, of pods that cannot be scheduled, and of Gateways.
     pub problems: Vec<String>,
-    /// Gateways of waypoints with their status.
+    /// Gateways of the manifests with their status.
     pub gateways: Vec<serde_json::Value>,
 }
 
@@ -189,15 +189,15 @@ pub struct PodStatus {
     pub service_account: String,
     /// Addresses of the pod.
     pub ips: Vec<std::net::IpAddr>,
-    /// Kubernetes phase: Pending, Running, Succeeded, Failed; Terminating during deletion.
+    /// Kubernetes phase: Pending, Running, Succeeded or Failed; Terminating during deletion.
     pub phase: String,
     /// Whether all containers are ready.
     pub ready: bool,
-    /// Whether the node agent reports it as captured.
+    /// Whether the node agent reports the pod as captured.
     pub captured: bool,
     /// Containers of the pod.
     pub containers: Vec<ContainerStatus>,
-    /// Reason why the pod is not running.
+    /// Reason why the pod is not running; `None` if it is.
     pub message: Option<String>,
 }
 
@@ -207,7 +207,7 @@ pub struct PodStatus {
 pub struct ContainerStatus {
     /// Name of the container.
     pub name: String,
-    /// `running`, or the reason why the container is not.
+    /// `running`, or the reason why the container is not running.
     pub state: String,
     /// Whether the readiness probe passes.
     pub ready: bool,
@@ -215,23 +215,23 @@ pub struct ContainerStatus {
     pub restarts: u32,
 }
 
-/// One process of the mesh.
+/// State of one process of the mesh.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DaemonStatus {
-    /// `agent`, `proxy` or `control`.
+    /// Process of the mesh: `agent`, `proxy` or `control`.
     pub name: String,
-    /// Node of the daemon; none for the control plane.
+    /// Node on which the process runs; `None` for the control plane.
     pub node: Option<String>,
-    /// Process id inside the lab while the container runs.
+    /// Process id in the lab's PID namespace; `None` while the process does not run.
     pub pid: Option<u32>,
     /// Number of restarts.
     pub restarts: u32,
-    /// Reason why the daemon is not running.
+    /// Reason why the process last ended or could not be started.
     pub message: Option<String>,
 }
 
-/// Sends one value as a line, with descriptors.
+/// Sends one value as a line of JSON, with file descriptors attached.
 pub(crate) fn send<T: Serialize>(
     stream: &UnixStream,
     value: &T,
@@ -257,7 +257,7 @@ pub(crate) fn send<T: Serialize>(
     Ok(())
 }
 
-/// Receives one value and the descriptors that came with it. `None` at the end of the stream.
+/// Receives one value and the file descriptors attached to its line; `None` at the end of the stream.
 pub(crate) fn receive<T: DeserializeOwned>(
     stream: &UnixStream,
 ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {

@@ -1,4 +1,4 @@
-//! Server of the control socket: a thread for each client, since most of them wait for a process.
+//! Server of a lab's control socket: a thread for each client, since most requests wait for a process.
 
 use std::{
     fs::File,
@@ -26,17 +26,17 @@ use crate::{
     protocol::{self, Replacement, Reply, Request},
 };
 
-/// Suffix of a daemon's name for its worker process.
+/// Suffix after a daemon's name that selects its worker process.
 const WORKER: &str = "-worker";
 /// Timeout for a killed process to disappear.
 const GONE: Duration = Duration::from_secs(5);
 
-/// Timeout of a connection that is opened for a client.
+/// Timeout for a TCP connection that is opened for a client.
 const DIAL: Duration = Duration::from_secs(10);
-/// Interval at which a followed log is read.
+/// Interval at which a followed log is read for new bytes.
 const FOLLOW: Duration = Duration::from_millis(100);
 
-/// Serves the socket until the lab ends; `down` gets a message when a client stops the lab.
+/// Starts to serve the control socket; `down` gets a message when a client shuts the lab down.
 pub(crate) fn serve(board: Arc<Board>, down: mpsc::Sender<()>) -> io::Result<()> {
     let path = board.layout.socket();
     let listener = UnixListener::bind(&path)?;
@@ -125,7 +125,7 @@ fn answer(board: &Arc<Board>, down: &mpsc::Sender<()>, stream: &UnixStream) -> i
     }
 }
 
-/// Creates a socket in a namespace of the lab.
+/// Runs `make`, which creates a socket, in a network namespace of the lab.
 fn inside<T>(
     board: &Board,
     place: &LabNetns,
@@ -171,7 +171,7 @@ fn exec(
     spawned.map_err(|error| format!("cannot run the command: {error}"))
 }
 
-/// Waits for a process; if the client disconnects first, kills it.
+/// Waits for a process, and returns its exit code; if the client disconnects first, kills the process.
 fn attend(mut child: Child, stream: &UnixStream) -> io::Result<i32> {
     let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let watched = stream.try_clone()?;
@@ -205,7 +205,7 @@ fn replace(board: &Board, name: &str, node: Option<&str>, how: Replacement) -> R
     outcome.blocking_recv().map_err(gone)?
 }
 
-/// Returns the worker process of a daemon: of a node proxy, the one that carries the connections.
+/// Returns the child processes of a process; that of a node proxy is the worker that carries its connections.
 fn children_of(pid: Pid) -> Result<Vec<Pid>, String> {
     let pid = pid.as_raw_nonzero();
     let path = format!("/proc/{pid}/task/{pid}/children");
@@ -217,7 +217,7 @@ fn children_of(pid: Pid) -> Result<Vec<Pid>, String> {
         .collect())
 }
 
-/// Returns the first process of a daemon.
+/// Returns the id of the process that the lab started for a daemon.
 fn process_of(board: &Board, name: &str, node: Option<&str>) -> Result<Pid, String> {
     let all = board.daemons();
     let found = all
@@ -231,7 +231,8 @@ fn process_of(board: &Board, name: &str, node: Option<&str>) -> Result<Pid, Stri
         .ok_or_else(|| format!("{name} does not run"))
 }
 
-/// Stops or continues a process and its descendants, parents first: none of them starts another.
+/// Stops (SIGSTOP) or continues a daemon's process and its descendants, parents first, so that a stopped one starts no
+/// others.
 fn hang(board: &Board, name: &str, node: Option<&str>, hangs: bool) -> Result<(), String> {
     let signal = if hangs { Signal::STOP } else { Signal::CONT };
     let mut pids = vec![process_of(board, name, node)?];
@@ -324,7 +325,8 @@ fn log_files(board: &Board, source: &LogSource) -> Result<Vec<(String, PathBuf)>
     }
 }
 
-/// Copies the bytes of a file after `position`; with a prefix, line by line.
+/// Copies the bytes of a file after `position`, each line after the prefix if there is one, and returns the new
+/// position.
 fn copy_from(
     path: &std::path::Path,
     position: u64,
@@ -364,7 +366,7 @@ fn is_gone(stream: &UnixStream) -> bool {
     matches!(rustix::net::recv(stream, &mut byte, flags), Ok((0, _)))
 }
 
-/// Opens a packet socket for every frame of the calling thread's network namespace.
+/// Opens a packet socket that receives all frames of the calling thread's network namespace.
 fn packet_socket() -> io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(
         rustix::net::AddressFamily::PACKET,

@@ -1,7 +1,7 @@
-//! Role of kube-proxy for clients that are not captured: service addresses are translated to those of ready endpoints
-//! in the node's network namespace.
+//! Takes kube-proxy's place for pods outside the mesh: service addresses are translated to those of ready endpoints in
+//! the node's network namespace.
 //!
-//! Rendered as one nftables transaction; the lab's own table, replaced as a whole.
+//! The rules are a table of the lab's own in nftables, which is replaced as a whole in one transaction.
 
 use std::{collections::BTreeSet, fmt::Write, io, net::IpAddr, process::Stdio};
 
@@ -13,13 +13,13 @@ use crate::{
     fabric::Node,
 };
 
-/// The table's name, in the families ip and ip6.
+/// Name of the lab's nftables table, in the families ip and ip6.
 const TABLE: &str = "lab-services";
 
-/// Renders the nftables script that makes `views` reachable.
+/// Formats the nftables script that translates the addresses of the services `views`.
 ///
-/// Pods in the networks `direct` reach each other without the node, so replies to translated
-/// connections would bypass it: for those, the node also translates the source.
+/// Pods in the networks `direct` reach each other without the node, so that replies on translated connections would
+/// bypass it: for connections between those, the node also translates the source address.
 pub(crate) fn render(views: &[ServiceView], direct: &[IpNet]) -> String {
     let mut script = String::new();
     for (family, v4) in [("ip", true), ("ip6", false)] {
@@ -126,7 +126,7 @@ fn push(script: &mut String, line: std::fmt::Arguments<'_>) {
     let _never_fails = writeln!(script, "{line}");
 }
 
-/// Loads a script in a node's namespace.
+/// Loads an nftables script in a node's network namespace.
 pub(crate) async fn load(node: &Node, script: &str) -> io::Result<()> {
     let mut command = tokio::process::Command::new("nft");
     command

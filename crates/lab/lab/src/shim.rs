@@ -1,8 +1,8 @@
-//! Last steps of a process before it runs in a pod or on a node: a mount namespace with its own `/etc/resolv.conf` and
-//! `/etc/hosts`, a host name, a working directory, then `exec`.
+//! Shim: the last steps of a process before it runs in a pod or on a node. It creates a mount namespace with the pod's
+//! `/etc/resolv.conf` and `/etc/hosts`, sets host name and working directory, and executes the program.
 //!
-//! A process of its own because those steps must happen between fork and exec; the network namespace
-//! is inherited from the thread that started it.
+//! A separate process, since these steps must happen between fork and exec; it inherits the network namespace from the
+//! thread that started it.
 
 use std::{
     fs, io,
@@ -19,19 +19,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::LAB_TOOL;
 
-/// Steps of the shim before it executes `command`.
+/// Steps of the shim, and the command that it executes afterwards; passed to the shim as JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Shim {
     pub(crate) hostname: String,
-    /// Bind mounts, source and target; a target that does not exist is skipped.
+    /// Bind mounts (source and target); a target that does not exist is skipped.
     pub(crate) binds: Vec<(PathBuf, PathBuf)>,
     pub(crate) working_dir: Option<PathBuf>,
-    /// Command to run; if empty, waits forever to keep the namespaces alive.
+    /// Command to execute; if empty, the shim waits for ever and so keeps the namespaces alive.
     pub(crate) command: Vec<String>,
 }
 
 impl Shim {
-    /// Builds the command that runs the shim; the caller sets environment and standard streams.
+    /// Builds the command that starts the shim; the caller sets environment and standard streams.
     pub(crate) fn command(&self, ambit: &Path) -> io::Result<Command> {
         let mut command = Command::new(ambit);
         command
@@ -43,7 +43,7 @@ impl Shim {
     }
 }
 
-/// Runs the shim; called by the hidden subcommand. Returns only when it fails.
+/// Runs the shim with its steps as JSON; called by a hidden subcommand. Returns only if it fails.
 #[expect(clippy::print_stderr, reason = "standard error is the pod's log")]
 pub fn run_shim(text: &str) -> ExitCode {
     let shim: Shim = match serde_json::from_str(text) {

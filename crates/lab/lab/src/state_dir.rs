@@ -1,4 +1,4 @@
-//! Directories of labs: names in use by running labs, and remains of dead ones.
+//! Directories of labs: which labs are running, and removal of what dead ones left.
 
 use std::{
     env, fs,
@@ -12,7 +12,7 @@ use rustix::fs::FlockOperation;
 
 use crate::layout::Layout;
 
-/// Error of using a lab's directory.
+/// Reason why a lab's directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// A lab of that name is running.
@@ -24,13 +24,13 @@ pub enum StateError {
     /// The name is not a valid file name.
     #[error("{0:?} cannot be a lab's name: use letters, digits and '-'")]
     BadName(String),
-    /// The directory belongs to another user.
+    /// The base directory belongs to another user.
     #[error("{0} belongs to another user; set AMBIT_LAB_DIR to a directory of your own")]
     Foreign(PathBuf),
     /// The file system returned an error.
     #[error("cannot use {path}")]
     Io {
-        /// The file or directory.
+        /// File or directory of the failed operation.
         path: PathBuf,
         /// Cause of the error.
         #[source]
@@ -38,8 +38,8 @@ pub enum StateError {
     },
 }
 
-/// The base directory of labs: `AMBIT_LAB_DIR`, `/run/ambit-lab` for root,
-/// `$XDG_RUNTIME_DIR/ambit-lab`, or one in `/tmp`.
+/// Returns the directory under which all labs of a user are: `AMBIT_LAB_DIR`, else `/run/ambit-lab` for root, else
+/// `$XDG_RUNTIME_DIR/ambit-lab`, else `/tmp/ambit-lab-UID`.
 pub fn base_directory() -> PathBuf {
     if let Some(dir) = env::var_os("AMBIT_LAB_DIR").filter(|dir| !dir.is_empty()) {
         return dir.into();
@@ -54,18 +54,18 @@ pub fn base_directory() -> PathBuf {
     }
 }
 
-/// The directory of a lab that is about to be started, or runs.
+/// Directory of one lab, which is starting or running.
 #[derive(Clone, Debug)]
 pub struct StateDir {
     layout: Layout,
 }
 
 impl StateDir {
-    /// Creates the directory of a new lab, after removing that of a dead one of this name, and the lock that marks the
-    /// lab as running for its lifetime.
+    /// Creates the directory of a new lab, after removing that of a dead lab of this name. The returned file is the
+    /// lock that marks the lab as running.
     ///
     /// # Errors
-    /// When such a lab is running, or directories cannot be created.
+    /// When a lab of this name is running, or directories cannot be created.
     pub(crate) fn create(base: &Path, name: &str) -> Result<(Self, File), StateError> {
         let path = path_of(base, name)?;
         let mut builder = fs::DirBuilder::new();
@@ -95,10 +95,10 @@ impl StateDir {
         Ok((Self { layout }, lock))
     }
 
-    /// The directory of a running lab.
+    /// Returns the directory of the running lab of this name.
     ///
     /// # Errors
-    /// When there is none.
+    /// When no such lab is running.
     pub fn find(base: &Path, name: &str) -> Result<Self, StateError> {
         let path = path_of(base, name)?;
         if is_alive(&path) {
@@ -109,10 +109,10 @@ impl StateDir {
         Err(StateError::NotUp(name.to_owned()))
     }
 
-    /// Removes the remains of a dead lab of this name, for instance its log.
+    /// Removes the directory of a dead lab of this name, with its log.
     ///
     /// # Errors
-    /// Of the file system.
+    /// When the file system returns an error.
     pub fn discard(base: &Path, name: &str) -> Result<(), StateError> {
         Self {
             layout: Layout::new(path_of(base, name)?),
@@ -120,7 +120,7 @@ impl StateDir {
         .remove()
     }
 
-    /// The names of the running labs.
+    /// Returns the names of the running labs.
     pub fn list(base: &Path) -> Vec<String> {
         let entries = fs::read_dir(base)
             .into_iter()
@@ -140,20 +140,20 @@ impl StateDir {
         &self.layout
     }
 
-    /// Whether the lab's process is running.
+    /// Whether the lab is running, by its lock.
     pub fn is_alive(&self) -> bool {
         is_alive(self.layout.root())
     }
 
-    /// Path of the directory.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         self.layout.root()
     }
 
-    /// Removes everything, unless a lab of its name runs.
+    /// Removes the directory, unless a lab of its name is running.
     ///
     /// # Errors
-    /// Of the file system.
+    /// When the file system returns an error.
     pub fn remove(&self) -> Result<(), StateError> {
         if !self.path().exists() {
             return Ok(());
@@ -165,7 +165,7 @@ impl StateDir {
         remove(self.path())
     }
 
-    /// Removes everything, as the process that holds the lab's lock, and gives the lock up.
+    /// Removes the directory and then releases the lock, as the process that holds the lock.
     pub(crate) fn remove_own(&self, lock: File) -> Result<(), StateError> {
         let _alone = lock_base(self.base())?;
         let removed = remove(self.path());
@@ -187,8 +187,8 @@ fn path_of(base: &Path, name: &str) -> Result<PathBuf, StateError> {
     Ok(base.join(name))
 }
 
-/// Whether the lab's guard is alive. It holds the lock and outlives the rest of the lab; the kernel releases the lock
-/// at its end.
+/// Whether a lab runs in this directory: its guard holds the lock and outlives the rest of the lab, and the kernel
+/// releases the lock at the guard's end.
 fn is_alive(path: &Path) -> bool {
     let Ok(file) = File::open(Layout::new(path).lock()) else {
         return false;
@@ -198,13 +198,13 @@ fn is_alive(path: &Path) -> bool {
     matches!(refused, Err(rustix::io::Errno::WOULDBLOCK))
 }
 
-/// Locks the base directory, so that one process at a time creates or removes directories of labs: between finding a
-/// lab dead and removing its remains, another lab of its name could start.
+/// Locks the base directory, so that only one process at a time creates or removes directories of labs. Otherwise a lab
+/// could start after another process found the lab of its name dead, and before that process removes the directory.
 fn lock_base(base: &Path) -> Result<File, StateError> {
     lock(&base.join(".lock"))
 }
 
-/// Locks a file, waiting only for short readers and for holders of [`lock_base`].
+/// Locks a file, after waiting for readers that check the lock and for holders of [`lock_base`].
 fn lock(path: &Path) -> Result<File, StateError> {
     let open = File::options()
         .create(true)
@@ -263,7 +263,7 @@ mod tests {
 
     const ROUNDS: usize = 300;
 
-    /// Labs of one name that start, end and are looked for at once.
+    /// Starts, ends and looks for labs of one name at the same time, on several threads.
     #[test]
     fn labs_that_start_at_once_do_not_remove_each_other() {
         let base = tempfile::tempdir().unwrap();

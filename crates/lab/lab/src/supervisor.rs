@@ -1,5 +1,5 @@
-//! Process that owns a lab: builds the network, starts the mesh, and executes the effects of [`crate::cluster`] until
-//! it is terminated.
+//! Supervisor of a lab: builds the network, starts the mesh, and executes the effects of [`crate::cluster`] until it is
+//! terminated.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -33,11 +33,12 @@ use crate::{
     tokens::TokenIssuer,
 };
 
-/// Maximum log of a pod or a process of the mesh, in bytes, and the interval of checks.
+/// Maximum size in bytes of the log of a container, or of a process of the mesh; [`LOOK_AT_LOGS`] is the interval of
+/// checks.
 const MAX_LOG_BYTES: u64 = 32 << 20;
 const LOOK_AT_LOGS: Duration = Duration::from_secs(10);
 
-/// Error that ends a lab or prevents its start.
+/// Reason why the supervisor ended, or could not start, the lab.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SupervisorError {
     #[error("{0}")]
@@ -56,7 +57,7 @@ fn failed(what: &'static str) -> impl FnOnce(io::Error) -> SupervisorError {
     move |source| SupervisorError::Io { what, source }
 }
 
-/// Runs until the lab is stopped.
+/// Runs the supervisor until the lab is shut down.
 pub(crate) fn run(layout: Layout, options: Options) -> Result<(), SupervisorError> {
     let env = ambit_rt::Env::from_process();
     let filter = env.text("AMBIT_LAB_LOG", "info");
@@ -178,7 +179,7 @@ async fn supervise(layout: Layout, options: Options) -> Result<(), SupervisorErr
     }
 }
 
-/// Serves DNS on every node and writes its list of plugins.
+/// Starts DNS on every node, and writes and returns its list of CNI plugins.
 fn prepare_nodes(
     board: &Board,
     plan: AddressPlan,
@@ -205,7 +206,7 @@ fn observations(events: &[Event]) -> Vec<(String, Observed)> {
     events.iter().filter_map(observed).collect()
 }
 
-/// Truncates logs larger than [`MAX_LOG_BYTES`], since they are in memory.
+/// Truncates logs that exceed [`MAX_LOG_BYTES`] at intervals, since they are in memory.
 async fn bound_logs(dir: std::path::PathBuf) {
     loop {
         tokio::time::sleep(LOOK_AT_LOGS).await;
@@ -248,7 +249,7 @@ struct Supervisor {
     problems: Vec<String>,
 }
 
-/// Objects that the lab itself keeps in the live directory, independent of the manifests.
+/// Objects that the lab writes to the live directory itself; `fixed` are those that do not depend on manifests.
 struct LiveObjects {
     fixed: BTreeMap<ObjectKey, Value>,
 }
@@ -334,7 +335,7 @@ impl Supervisor {
     }
 }
 
-/// Networks in which pods of a node reach each other without the node.
+/// Returns the networks in which pods of a node reach each other without passing through the node.
 fn direct(options: &Options, plan: AddressPlan, node: &Node) -> Vec<ipnet::IpNet> {
     match options.primary_cni {
         PrimaryCni::Bridge | PrimaryCni::Macvlan => plan.pods(node.number),
@@ -342,7 +343,7 @@ fn direct(options: &Options, plan: AddressPlan, node: &Node) -> Vec<ipnet::IpNet
     }
 }
 
-/// A node's translation of service addresses.
+/// One node's translation of service addresses, as last loaded into nftables.
 struct ServiceNode {
     node: Arc<Node>,
     direct: Vec<ipnet::IpNet>,
@@ -366,7 +367,7 @@ fn object_path(dir: &Path, key: &ObjectKey) -> std::path::PathBuf {
     dir.join(format!("{}.{}.{}.json", key.kind, key.namespace, key.name))
 }
 
-/// Writes an object atomically: readers see the old one or the new one.
+/// Writes an object's file atomically: readers see the old object or the new one.
 fn write_object(dir: &Path, key: &ObjectKey, value: &Value) -> io::Result<()> {
     let path = object_path(dir, key);
     let fresh = path.with_extension("new");

@@ -1,4 +1,4 @@
-//! Service account tokens in Kubernetes' format, so that the control plane can check callers.
+//! Service account tokens in Kubernetes' format, by which the lab's control plane authenticates callers.
 
 use std::{
     fs, io,
@@ -9,16 +9,16 @@ use std::{
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::json;
 
-/// Lifetime of a token; renewal happens much earlier.
+/// Lifetime of a token in seconds; tokens are renewed much earlier.
 const LIFETIME_SECONDS: u64 = 12 * 3600;
 /// Interval of token renewal.
 pub(crate) const RENEW: Duration = Duration::from_secs(3600);
-/// Audience of tokens.
+/// Audience of the tokens.
 pub(crate) const AUDIENCE: &str = "istio-ca";
 /// Name of the token's file in the pod's directory.
 pub(crate) const FILE: &str = "token";
 
-/// Key that signs the lab's tokens.
+/// Issuer of the lab's service account tokens, with its private key.
 pub(crate) struct TokenIssuer {
     key: EncodingKey,
     public_pem: String,
@@ -30,7 +30,7 @@ impl std::fmt::Debug for TokenIssuer {
     }
 }
 
-/// Pod to which a token is bound.
+/// Pod to which a token is bound, with its service account and node.
 #[derive(Debug)]
 pub(crate) struct Bound<'a> {
     pub(crate) namespace: &'a str,
@@ -41,7 +41,7 @@ pub(crate) struct Bound<'a> {
 }
 
 impl TokenIssuer {
-    /// Generates a key that never leaves this process.
+    /// Generates the key of the issuer, which never leaves this process.
     pub(crate) fn new() -> io::Result<Self> {
         let pair = rcgen::KeyPair::generate().map_err(io::Error::other)?;
         let key = EncodingKey::from_ec_pem(pair.serialize_pem().as_bytes());
@@ -51,19 +51,19 @@ impl TokenIssuer {
         })
     }
 
-    /// Returns the public key in PEM.
+    /// Returns the public key in PEM, by which tokens are verified.
     pub(crate) fn public_pem(&self) -> &str {
         &self.public_pem
     }
 
-    /// Writes a token atomically: readers see the old one or the new one.
+    /// Writes a new token to a file atomically: readers see the old one or the new one.
     pub(crate) fn write(&self, bound: &Bound<'_>, path: &Path) -> io::Result<()> {
         let fresh = path.with_extension("new");
         fs::write(&fresh, self.sign(bound)?)?;
         fs::rename(fresh, path)
     }
 
-    /// Signs a token for the audience [`AUDIENCE`].
+    /// Signs a token that is bound to a pod, for the audience [`AUDIENCE`].
     fn sign(&self, bound: &Bound<'_>) -> io::Result<String> {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)

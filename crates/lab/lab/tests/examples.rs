@@ -1,4 +1,4 @@
-//! The examples are valid manifests: no problem, and no policy that is not understood.
+//! Checks that the examples are valid: the control plane reports no problem and understands every policy.
 
 use std::{fs, path::Path};
 

@@ -1,4 +1,4 @@
-//! One namespace with its links, addresses and routes, over rtnetlink.
+//! Network namespace with its interfaces, addresses and routes, configured over rtnetlink.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use tokio::task::AbortHandle;
 
 use crate::new_netns;
 
-/// Error with the failed operation and its namespace.
+/// Failed operation on the network of a [`Host`], with the cause.
 #[derive(Debug, thiserror::Error)]
 #[error("{host}: cannot {what}")]
 pub struct HostError {
@@ -50,7 +50,8 @@ impl From<rtnetlink::Error> for Cause {
     }
 }
 
-/// A namespace with a name for error messages. Cheap to clone; needs a tokio runtime.
+/// Network namespace of a node or pod, with a name for error messages and a netlink connection. Cheap to clone; needs a
+/// tokio runtime.
 #[derive(Clone, Debug)]
 pub struct Host {
     name: String,
@@ -72,7 +73,7 @@ impl Host {
     /// Creates a network namespace with loopback up.
     ///
     /// # Errors
-    /// When namespaces cannot be created.
+    /// When the caller may not create network namespaces.
     pub async fn new(name: impl Into<String>) -> Result<Self, HostError> {
         let name = name.into();
         let netns = new_netns().map_err(|source| HostError {
@@ -85,10 +86,10 @@ impl Host {
         Ok(host)
     }
 
-    /// Works on the namespace of the calling thread.
+    /// Creates a handle for the network namespace of the calling thread.
     ///
     /// # Errors
-    /// When /proc is not mounted.
+    /// When `/proc` is not mounted.
     pub fn here(name: impl Into<String>) -> Result<Self, HostError> {
         let name = name.into();
         match Netns::current() {
@@ -101,7 +102,7 @@ impl Host {
         }
     }
 
-    /// Works on an existing namespace.
+    /// Creates a handle for an existing network namespace.
     ///
     /// # Errors
     /// When the namespace cannot be entered.
@@ -124,17 +125,17 @@ impl Host {
         })
     }
 
-    /// Returns the name of the host.
+    /// Returns the name of the host in error messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Network namespace of the host.
+    /// Returns the network namespace of the host.
     pub fn netns(&self) -> &Netns {
         &self.netns
     }
 
-    /// Runs `work` in the namespace, as [`Netns::run`].
+    /// Runs `work` with the calling thread in the network namespace, as [`Netns::run`] does.
     ///
     /// # Errors
     /// When the namespace cannot be entered.
@@ -142,10 +143,10 @@ impl Host {
         self.netns.run(work)
     }
 
-    /// Writes a network sysctl, `net.ipv4.ip_forward` for instance, in this namespace.
+    /// Writes a network sysctl of this namespace, such as `net.ipv4.ip_forward`.
     ///
     /// # Errors
-    /// When the kernel has no such setting or refuses.
+    /// When the kernel has no such setting or refuses the value.
     pub fn sysctl(&self, key: &str, value: &str) -> Result<(), HostError> {
         let path = format!("/proc/sys/{}", key.replace('.', "/"));
         let done = self
@@ -155,7 +156,7 @@ impl Host {
         done.map_err(|error| self.error(format!("set {key} to {value}"), error))
     }
 
-    /// Returns the index of an interface; `None` if there is none of that name.
+    /// Returns the index of the interface of this name; `None` if there is none.
     ///
     /// # Errors
     /// Errors of the kernel.
@@ -168,12 +169,12 @@ impl Host {
         }
     }
 
-    /// Adds a bridge with a hardware address of its own and brings it up. Without one the kernel
-    /// assigns the lowest address of its ports, so that each added or removed port may invalidate
-    /// the neighbours' entry of the gateway.
+    /// Adds a bridge with a fixed MAC address and brings it up. Without one the kernel uses the lowest MAC address of
+    /// the bridge's ports, so that each added or removed port may invalidate the gateway's entry in the neighbours'
+    /// caches.
     ///
     /// # Errors
-    /// Errors of the kernel: an interface of that name exists, for instance.
+    /// Errors of the kernel, for instance if an interface of that name exists.
     pub async fn bridge(&self, name: &str) -> Result<(), HostError> {
         let what = || format!("add bridge {name}");
         let address = random_hardware_address().map_err(|error| self.error(what(), error))?;
@@ -182,10 +183,10 @@ impl Host {
         done.map_err(|error| self.error(what(), error))
     }
 
-    /// Adds a pair of virtual interfaces, one end here, the other in `peer`; both are down.
+    /// Adds a veth pair, one end in this namespace, the other in that of `peer`; both are down.
     ///
     /// # Errors
-    /// Errors of the kernel: an interface of that name exists, for instance.
+    /// Errors of the kernel, for instance if an interface of that name exists.
     pub async fn veth(&self, name: &str, peer: &Self, peer_name: &str) -> Result<(), HostError> {
         // The peer's final name may be taken here: it is set once the peer is in its namespace.
         let passing = format!("p{}", name.chars().take(14).collect::<String>());
@@ -227,7 +228,8 @@ impl Host {
         done.map_err(|error| self.error(format!("attach {link} to bridge {bridge}"), error))
     }
 
-    /// Adds an address to an interface, usable at once (no duplicate detection); an existing one is no error.
+    /// Adds an address to an interface, usable at once (without duplicate address detection); it is no error if the
+    /// interface has it already.
     ///
     /// # Errors
     /// Errors of the kernel, or when there is no such interface.
@@ -275,7 +277,7 @@ impl Host {
         Ok(messages.iter().filter_map(address).collect())
     }
 
-    /// Adds or replaces a route: through a gateway, or straight onto a link.
+    /// Adds or replaces a route: through a gateway, or directly through an interface.
     ///
     /// # Errors
     /// Errors of the kernel, or when there is no such interface.
@@ -317,7 +319,7 @@ impl Host {
         done.map_err(|error| self.error(what(), error))
     }
 
-    /// Removes an interface; it is no error if there is none of that name.
+    /// Removes the interface of this name, if there is one.
     ///
     /// # Errors
     /// Errors of the kernel.
@@ -329,7 +331,7 @@ impl Host {
         done.map_err(|error| self.error(format!("remove interface {link}"), error))
     }
 
-    /// Returns the names of the interfaces.
+    /// Returns the names of all interfaces in the namespace.
     ///
     /// # Errors
     /// Errors of the kernel.
@@ -366,7 +368,7 @@ impl Host {
     }
 }
 
-/// Returns a random unicast hardware address, locally administered (IEEE 802, 8.2.2).
+/// Returns a random unicast MAC address, locally administered (IEEE 802, 8.2.2).
 fn random_hardware_address() -> io::Result<Vec<u8>> {
     let mut address = [0; 6];
     fs::File::open("/dev/urandom")?.read_exact(&mut address)?;
@@ -374,7 +376,7 @@ fn random_hardware_address() -> io::Result<Vec<u8>> {
     Ok(address.into())
 }
 
-/// "No such device" (errno.h), which netlink returns negated.
+/// Error number "No such device" (errno.h); netlink returns it negated.
 const ENODEV: i32 = 19;
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
-//! Network namespaces as nodes and pods, for the lab and for tests: creates them, connects them,
-//! and assigns addresses.
+//! Network namespaces as nodes and pods, for the lab and for tests: creates them, connects them, and assigns addresses.
 //!
-//! A namespace here is anonymous: it exists as long as a descriptor or a process holds it, and is
-//! never mounted anywhere, so nothing is left when its owner dies. Knows nothing of meshes.
+//! Namespaces are anonymous: one exists as long as a descriptor or a process holds it, and is never mounted, so nothing
+//! is left when its owner dies. The crate does not depend on the mesh.
 #![forbid(unsafe_code)]
 
 mod host;

@@ -1,4 +1,4 @@
-//! Network namespace with the process that holds it.
+//! Network namespace that a process holds, configured by the command `ip`; for tests without a tokio runtime.
 
 use std::{
     ffi::OsStr,
@@ -11,29 +11,29 @@ use std::{
 
 use ambit_sys::netns::Netns;
 
-/// Error of building a part of a network.
+/// Reason why a test network could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// Required program that cannot be started.
+    /// A program could not be started.
     #[error("cannot start `{program}`; is it installed?")]
     Start {
         /// Name of the program.
         program: String,
-        /// Cause of the error.
+        /// Cause of the failure to start.
         #[source]
         source: io::Error,
     },
-    /// A program failed.
+    /// A program in a namespace exited with an error.
     #[error("`{program}` in {namespace} failed: {stderr}")]
     Failed {
         /// Name of the program.
         program: String,
-        /// Name of the namespace.
+        /// Name of the namespace in which the program ran.
         namespace: String,
-        /// Error output of the program.
+        /// Standard error of the program.
         stderr: String,
     },
-    /// Failure to create or enter a namespace.
+    /// A namespace could not be created or entered.
     #[error("cannot make or enter the namespace {namespace}")]
     Namespace {
         /// Name of the namespace.
@@ -44,12 +44,12 @@ pub enum LabError {
     },
 }
 
-/// Process that keeps a namespace alive.
+/// Process that keeps a network namespace alive; it is killed when this value is dropped.
 #[derive(Debug)]
 pub struct Holder(Child);
 
 impl Holder {
-    /// Process id in the namespace of this process.
+    /// Returns the id of the process, in the PID namespace of the caller.
     pub fn pid(&self) -> u32 {
         self.0.id()
     }
@@ -63,7 +63,7 @@ impl Drop for Holder {
     }
 }
 
-/// A network namespace with a name for messages; it exists as long as this value.
+/// Network namespace with a name for error messages; it exists as long as this value.
 #[derive(Debug)]
 pub struct Namespace {
     name: String,
@@ -72,10 +72,10 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Creates a namespace with loopback up. `env` is the environment of the holder process.
+    /// Creates a network namespace with loopback up. `env` is added to the environment of the process that holds it.
     ///
     /// # Errors
-    /// When namespaces cannot be made here.
+    /// When the caller may not create namespaces, or a program is missing.
     pub fn new(name: impl Into<String>, env: &[(&str, &str)]) -> Result<Self, LabError> {
         let name = name.into();
         let failed = |source| LabError::Namespace {
@@ -106,30 +106,30 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Name for messages.
+    /// Returns the name in error messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The namespace itself.
+    /// Returns the handle of the network namespace.
     pub fn netns(&self) -> &Netns {
         &self.netns
     }
 
-    /// Process id of the holder, for tools that name a namespace by a process.
+    /// Returns the id of the process that holds the namespace, for tools that name a namespace by a process.
     pub fn pid(&self) -> u32 {
         self.holder.pid()
     }
 
-    /// Returns the path of the namespace for CNI.
+    /// Returns the path of the namespace in `/proc`, as CNI plugins need it.
     pub fn path(&self) -> String {
         format!("/proc/{}/ns/net", self.pid())
     }
 
-    /// Runs a batch of `ip` commands, one a line, inside.
+    /// Runs a batch of `ip` commands in the namespace, one on each line.
     ///
     /// # Errors
-    /// When `ip` refuses one of them, with its output.
+    /// When `ip` rejects a command; the error has its output.
     pub fn ip(&self, batch: &str) -> Result<(), LabError> {
         for line in batch.lines().map(str::trim).filter(|line| !line.is_empty()) {
             self.run("ip", line.split_ascii_whitespace())?;
@@ -137,10 +137,10 @@ impl Namespace {
         Ok(())
     }
 
-    /// Runs a program inside to its end.
+    /// Runs a program in the namespace until it ends, and returns its output.
     ///
     /// # Errors
-    /// When it cannot be started or fails.
+    /// When the program cannot be started, or exits with an error.
     pub fn run<S: AsRef<OsStr>>(
         &self,
         program: &str,
@@ -164,10 +164,10 @@ impl Namespace {
         })
     }
 
-    /// Starts a program inside.
+    /// Starts a program in the namespace.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// When the program cannot be started.
     pub fn spawn(&self, command: &mut Command) -> Result<Child, LabError> {
         self.within(|| command.spawn())?
             .map_err(|source| LabError::Start {
@@ -176,7 +176,7 @@ impl Namespace {
             })
     }
 
-    /// Sets a sysctl of the namespace, for instance `net/ipv4/ip_forward`.
+    /// Writes a sysctl of the namespace, such as `net/ipv4/ip_forward`.
     ///
     /// # Errors
     /// When the kernel has no such setting or refuses the value.
@@ -189,7 +189,7 @@ impl Namespace {
             })
     }
 
-    /// Runs code with the calling thread inside.
+    /// Runs `work` with the calling thread in the namespace, as [`Netns::run`] does.
     ///
     /// # Errors
     /// When the namespace cannot be entered.
@@ -201,7 +201,7 @@ impl Namespace {
     }
 }
 
-/// Waits until `unshare` has created its namespace.
+/// Waits until `unshare` has created the namespace and executed the holder's program, and opens the namespace.
 fn wait_for_namespace(holder: &Holder, before: &Netns) -> io::Result<Netns> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {

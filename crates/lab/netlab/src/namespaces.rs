@@ -1,4 +1,4 @@
-//! Creates namespaces: one for the network of a node or pod, or a whole private set for a process.
+//! Creation of namespaces: a network namespace for a node or pod, or a private set of namespaces for a process.
 
 use std::{fs, io, thread};
 
@@ -19,31 +19,32 @@ pub fn new_netns() -> io::Result<Netns> {
         .unwrap_or_else(|_| Err(io::Error::other("the thread that makes a namespace died")))
 }
 
-/// The isolation of a process. Network, mounts, process ids, host name and IPC are always separate.
+/// Whether [`isolate`] creates a user namespace. Network, mount, PID, UTS (host name) and IPC namespaces are always
+/// created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isolation {
-    /// A user namespace only if the caller lacks privileges without one.
+    /// Create a user namespace only if the caller lacks the privileges for the others.
     AsNeeded,
-    /// A user namespace in any case, in which the caller is root.
+    /// Create a user namespace in any case, in which the caller is root.
     UserNamespace,
 }
 
-/// The outcome of [`isolate`].
+/// Privileges of the process after [`isolate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unshared {
-    /// Privileges of the caller.
+    /// The privileges of the caller, without a user namespace.
     AsRoot,
-    /// Root of a new user namespace that maps only the caller's user and group.
+    /// The process is root of a new user namespace that maps only the caller's user and group.
     InUserNamespace,
 }
 
-/// Moves the calling process into new namespaces. The first child made afterwards is process 1 of the new
-/// process namespace: when it dies, the kernel kills everything in it.
+/// Moves the calling process into new namespaces. Its next child is process 1 of the new PID namespace: when that
+/// process dies, the kernel kills all others in the namespace.
 ///
 /// Must be called while the process has a single thread.
 ///
 /// # Errors
-/// When the kernel refuses (user namespaces are switched off, or there are several threads).
+/// When the kernel refuses (user namespaces are disabled, or the process has several threads).
 pub fn isolate(isolation: Isolation) -> io::Result<Unshared> {
     let own = UnshareFlags::NEWNET
         | UnshareFlags::NEWNS

@@ -2,14 +2,14 @@
 
 use crate::{LabError, Namespace};
 
-/// One end of a link.
+/// One end of a link: interface and addresses in a namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct Link<'a> {
-    /// Namespace of the end.
+    /// Namespace that the interface is in.
     pub namespace: &'a Namespace,
     /// Name of the interface.
     pub interface: &'a str,
-    /// Addresses with prefix length.
+    /// Addresses of the interface, with prefix length.
     pub addresses: &'a [&'a str],
 }
 
@@ -44,7 +44,7 @@ pub fn connect(one: Link<'_>, other: Link<'_>) -> Result<(), LabError> {
     other.configure()
 }
 
-/// Creates a bridge with addresses.
+/// Creates a bridge with addresses, and brings it up.
 ///
 /// # Errors
 /// When the interface exists already or an address is malformed.
@@ -56,7 +56,7 @@ pub fn bridge(at: Link<'_>) -> Result<(), LabError> {
     at.configure()
 }
 
-/// Connects a bridge with another namespace by a veth pair.
+/// Connects a bridge with another namespace by a veth pair; `port` is the name of the bridge's port.
 ///
 /// # Errors
 /// When an interface exists already or an address is malformed.

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-/// Line of an access log.
+/// Parsed line of a node proxy's access log: its fields by key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AccessLine(BTreeMap<String, String>);
 
 impl AccessLine {
-    /// Reads a line; `None` if it is not of the access log.
+    /// Parses a line of a node proxy's log; returns `None` if it is not an access log line.
     pub(crate) fn parse(line: &str) -> Option<Self> {
         let mut parts = line.split('\t');
         parts.find(|part| *part == "access" || part.starts_with("access:"))?;
@@ -28,7 +28,7 @@ impl AccessLine {
         Some(Self(map))
     }
 
-    /// Value of a field.
+    /// Returns the value of a field, if the line has it.
     pub(crate) fn field(&self, key: &str) -> Option<&str> {
         self.0.get(key).map(String::as_str)
     }

@@ -1,4 +1,4 @@
-//! Commands and flags of the command line.
+//! Subcommands and flags of `ambit`.
 
 use std::{ffi::OsString, path::PathBuf};
 

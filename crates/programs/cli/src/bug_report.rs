@@ -24,7 +24,7 @@ use crate::{
 
 mod redact;
 
-/// Kinds that are collected cluster-wide.
+/// Kinds whose objects are collected from all namespaces: API version and kind.
 const KINDS: &[(&str, &str)] = &[
     ("v1", "Node"),
     ("v1", "Namespace"),
@@ -46,7 +46,7 @@ const KINDS: &[(&str, &str)] = &[
     ("ambit.io/v1alpha1", "HTTPFault"),
     ("ambit.io/v1alpha1", "RateLimit"),
 ];
-/// Kinds that are collected in the mesh's own namespace.
+/// Kinds whose objects are collected from the mesh's own namespace alone: API version and kind.
 const OWN_KINDS: &[(&str, &str)] = &[
     ("v1", "Pod"),
     ("v1", "ConfigMap"),
@@ -91,7 +91,7 @@ pub(crate) struct BugReportArgs {
     log_lines: i64,
 }
 
-/// Writes the archive.
+/// Collects diagnostics of the cluster and writes them to the archive.
 pub(crate) fn run(args: &BugReportArgs) -> Result<(), CliError> {
     let unwritable = |error: io::Error| {
         let what = format!("cannot write {}", args.output.display());
@@ -122,7 +122,7 @@ pub(crate) fn run(args: &BugReportArgs) -> Result<(), CliError> {
     ))
 }
 
-/// Files of the archive: path and redacted text.
+/// Files of the archive: path in it, and redacted text.
 #[derive(Debug, Default)]
 struct Report {
     files: Vec<(String, String)>,
@@ -177,7 +177,7 @@ impl Report {
         }
     }
 
-    /// Queries a pod and returns its responses.
+    /// Adds a pod's responses to requests for `paths` to the report.
     async fn answers(&mut self, cluster: &Cluster, pod: &Pod, port: u16, paths: &[&str]) {
         let (namespace, name) = (namespace_of(pod), name(pod));
         for path in paths {

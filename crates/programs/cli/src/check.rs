@@ -36,7 +36,7 @@ use args::OtherMesh;
 use finding::{Finding, Level};
 use snapshot::Snapshot;
 
-/// Runs the checks; the exit code is 1 if there are errors.
+/// Runs the checks and prints their findings; the exit code is 1 if a finding is an error.
 pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, CliError> {
     if args.from == Some(OtherMesh::Istio) {
         return from_istio::run(args);
@@ -56,12 +56,12 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::from(u8::from(bad)))
 }
 
-/// Returns the findings in a cluster as text.
+/// Checks a cluster, and returns the findings as text.
 pub(crate) async fn report(cluster: &Cluster, mesh_namespace: &str) -> Result<String, CliError> {
     Ok(words(&findings(&take(cluster, mesh_namespace, &[]).await?)))
 }
 
-/// Returns the findings of all rules.
+/// Applies all rules to the cluster's objects, and returns their findings.
 fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     let mut findings = rules::findings(snapshot);
     findings.extend(platforms::findings(snapshot));
@@ -105,7 +105,7 @@ async fn take(
     })
 }
 
-/// Formats the findings, followed by their number by level.
+/// Formats the findings for display, followed by the number of findings at each level.
 fn words(findings: &[Finding]) -> String {
     if findings.is_empty() {
         return "no problems found".to_owned();

@@ -1,4 +1,4 @@
-//! Selection of a command's cluster, and the connection to it.
+//! Flags that select a command's cluster, and the connection to its API server.
 
 use std::{future::Future, path::PathBuf};
 
@@ -40,7 +40,7 @@ impl Default for Target {
 }
 
 impl Target {
-    /// Connects to the cluster.
+    /// Connects to the cluster that the flags select.
     pub(crate) async fn cluster(&self) -> Result<Cluster, CliError> {
         connect(self.config().await?)
     }
@@ -68,7 +68,7 @@ impl Target {
     }
 }
 
-/// Connects to the cluster of a configuration.
+/// Creates a client for the API server of a client configuration.
 pub(crate) fn connect(config: Config) -> Result<Cluster, CliError> {
     let client = ambit_kube_kit::client::from_config(config, USER_AGENT);
     let client = client.map_err(|error| unusable(error.into()))?;
@@ -86,7 +86,7 @@ fn unusable(error: Box<dyn std::error::Error + Send + Sync>) -> CliError {
 }
 
 impl Target {
-    /// Returns the lab that a command queries, if flags name one and no cluster.
+    /// Returns the lab `named` by a flag, unless other flags select a cluster.
     pub(crate) fn lab(&self, named: Option<&str>) -> Option<String> {
         let names_cluster = self.kubeconfig.is_some() || self.context.is_some();
         named.filter(|_| !names_cluster).map(ToOwned::to_owned)
@@ -106,7 +106,7 @@ impl Target {
     }
 }
 
-/// Runs an asynchronous command to its end.
+/// Runs an asynchronous command to its end on a runtime of its own.
 pub(crate) fn wait<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -23,7 +23,7 @@ use guard::Guard;
 
 /// Maximum size of a request body in bytes; the largest are policies to rehearse.
 const MAX_BODY: usize = 1 << 20;
-/// Maximum concurrent connections.
+/// Maximum number of concurrent connections of browsers to the dashboard.
 const MAX_CONNECTIONS: usize = 64;
 
 /// Flags of `ambit dashboard`.
@@ -118,8 +118,8 @@ fn refuse(refused: guard::Refusal) -> Response {
     rt_http::text(status, text)
 }
 
-/// Opens a browser, if one is installed. The address is passed in a file that only this user can read, since program
-/// arguments are visible to all users of the machine.
+/// Opens the dashboard in a browser, if one is installed. The address, which holds the access token, is passed in a
+/// file that only this user can read, since program arguments are visible to all users of the machine.
 fn open(guard: &Guard) -> Option<tempfile::NamedTempFile> {
     let program = if cfg!(target_os = "macos") {
         "open"

@@ -9,7 +9,7 @@ use crate::{args::Args, examples};
 /// Name under which kubectl finds a program as its plugin `kubectl ambit`.
 const KUBECTL_PLUGIN: &str = "kubectl-ambit";
 
-/// Definition of the command line, for a program that was started as `name`.
+/// Builds the definition of the command line for a program that was started as `name`.
 pub(crate) fn definition(name: Option<&OsStr>) -> Command {
     let definition = examples::add_to(Args::command());
     let file = name.and_then(|name| Path::new(name).file_name());

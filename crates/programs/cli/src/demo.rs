@@ -23,7 +23,7 @@ use crate::{CliError, ErrorKind, labs, output::print_line, readiness};
 use calls::{AFTER, BEFORE};
 use lab::Demo;
 
-/// The built-in example: file name and text.
+/// Manifests of the built-in example: file name and text.
 const EXAMPLE: [(&str, &str); 4] = [
     (
         "namespaces.yaml",
@@ -43,7 +43,7 @@ const EXAMPLE: [(&str, &str); 4] = [
     ),
 ];
 
-/// Runs the demonstration.
+/// Starts the lab, makes the calls and prints their results; an error if a result differs from the manifests.
 pub(crate) fn run(
     name: &str,
     manifests: Option<PathBuf>,
@@ -85,7 +85,7 @@ pub(crate) fn run(
     }
 }
 
-/// A copy of the manifests that the demonstration may change; removed with the value.
+/// Temporary directory with a copy of the manifests, which the demonstration may change; removed when dropped.
 struct Manifests(PathBuf);
 
 impl Manifests {

@@ -1,5 +1,5 @@
-//! Parts of a `/config_dump` that commands need. Reading is lenient: Ambit's dump, Istio's of several versions and the
-//! `/debug/ambientz` of Ambit's control plane share these keys, and each has further ones.
+//! Parts of a `/config_dump` that commands need. Parsing is lenient: Ambit's dump, Istio's of several versions and the
+//! `/debug/ambientz` of Ambit's control plane share these keys, and each has other keys besides.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -11,20 +11,20 @@ use serde_json::{Map, Value};
 
 use crate::{CliError, ErrorKind};
 
-/// Dump of a proxy.
+/// Records and pods in a proxy's `/config_dump`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Dump {
-    /// Workloads: pods and other endpoints.
+    /// Records of workloads: pods and other endpoints.
     pub(crate) workloads: Entries<WorkloadEntry>,
     pub(crate) services: Entries<ServiceEntry>,
     pub(crate) policies: Entries<PolicyEntry>,
     pub(crate) certificates: Entries<CertificateEntry>,
-    /// The pods that the proxy serves, by uid.
+    /// State of the pods that the proxy serves, by uid.
     pub(crate) workload_state: BTreeMap<String, PodEntry>,
 }
 
-/// Fields of a dump about the proxy itself, without the records of the mesh.
+/// Part of a dump about the proxy itself, without the records of the mesh.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ProxyDump {
@@ -32,27 +32,27 @@ pub(crate) struct ProxyDump {
     pub(crate) certificates: Entries<CertificateEntry>,
 }
 
-/// Fields of a dump about open connections.
+/// Part of a dump about open connections.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct OpenDump {
-    /// The pods that the proxy serves, by uid.
+    /// State of the pods that the proxy serves, by uid.
     #[serde(deserialize_with = "or_default")]
     pub(crate) workload_state: BTreeMap<String, PodEntry>,
 }
 
-/// Entries of a list, or of a map by name.
+/// Entries of one section of a dump, written as a list, or as a map by name.
 #[derive(Debug)]
 pub(crate) struct Entries<T>(Vec<Entry<T>>);
 
-/// Known fields of an entry, and the complete entry, which is printed as JSON.
+/// Entry of a dump: its fields known here, and its complete JSON for the output.
 #[derive(Debug)]
 pub(crate) struct Entry<T> {
     pub(crate) known: T,
     whole: Value,
 }
 
-/// Record of a workload.
+/// Record of a workload: a pod or another endpoint.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct WorkloadEntry {
@@ -72,16 +72,17 @@ pub(crate) struct WorkloadEntry {
     pub(crate) authorization_policies: Vec<String>,
 }
 
-/// The waypoint of one endpoint.
+/// Waypoint of one endpoint, attached by namespace or service account (an extension of Ambit).
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct EndpointWaypoint {
     pub(crate) waypoint: Waypoint,
-    /// Identities of the waypoint's pods.
+    /// SPIFFE identities of the waypoint's pods.
     pub(crate) identities: Vec<String>,
-    /// Whether the destination accepts connections only through the waypoint.
+    /// Whether the endpoint accepts connections only through the waypoint.
     pub(crate) enforce: bool,
-    /// Whether connections that bypass the waypoint are rejected instead of redirected to it.
+    /// Whether the endpoint's node proxy rejects connections that bypass the waypoint instead of redirecting them to
+    /// it.
     pub(crate) refuse: bool,
 }
 
@@ -95,12 +96,12 @@ pub(crate) struct ServiceEntry {
     /// Virtual addresses, `network/address`.
     pub(crate) vips: Vec<String>,
     pub(crate) ports: Ports,
-    /// Endpoints; absent from the control plane's dump.
+    /// Endpoints of the service; absent from the control plane's dump.
     pub(crate) endpoints: Option<Entries<EndpointEntry>>,
     pub(crate) waypoint: Option<Waypoint>,
 }
 
-/// Target ports by port.
+/// Target port by service port; 0 for a named target port.
 pub(crate) type Ports = BTreeMap<u16, u16>;
 
 /// An endpoint of a service.
@@ -112,16 +113,16 @@ pub(crate) struct EndpointEntry {
     pub(crate) status: String,
 }
 
-/// Address of a waypoint.
+/// Reference from a workload or service to its waypoint.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Waypoint {
-    /// `namespace/host` or an address: a text, or an object with these fields.
+    /// Service (`namespace/host`) or IP address of the waypoint: a string, or an object with these fields.
     destination: Value,
 }
 
 impl Waypoint {
-    /// Destination as text.
+    /// Returns the waypoint's service or address as text; empty if there is none.
     pub(crate) fn destination(&self) -> String {
         match &self.destination {
             Value::Null => String::new(),
@@ -131,7 +132,7 @@ impl Waypoint {
     }
 }
 
-/// Policy in short form for lists; [`Dump::policies`] reads it completely.
+/// Authorization policy in short form for lists; [`Dump::policies`] reads all its fields.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct PolicyEntry {
@@ -143,7 +144,7 @@ pub(crate) struct PolicyEntry {
     pub(crate) dry_run: bool,
 }
 
-/// The certificate of an identity.
+/// Certificate chain and trust anchors of one identity, with the state of the certificate.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct CertificateEntry {
@@ -153,7 +154,7 @@ pub(crate) struct CertificateEntry {
     pub(crate) root_certs: Vec<Certificate>,
 }
 
-/// One certificate of a chain. Times in RFC 3339.
+/// One certificate of a chain; its times are in RFC 3339.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Certificate {
@@ -162,26 +163,26 @@ pub(crate) struct Certificate {
     pub(crate) expiration_time: String,
 }
 
-/// A pod that the proxy serves.
+/// State of a pod that the proxy serves.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct PodEntry {
     pub(crate) state: String,
     #[serde(deserialize_with = "or_default")]
     pub(crate) info: PodInfo,
-    /// Connections by direction.
+    /// Open connections by direction (inbound, outbound).
     #[serde(deserialize_with = "or_default")]
     pub(crate) connections: BTreeMap<String, Vec<Connection>>,
 }
 
 impl PodEntry {
-    /// Number of open connections in both directions.
+    /// Returns the number of open connections in both directions.
     pub(crate) fn open(&self) -> usize {
         self.connections.values().map(Vec::len).sum()
     }
 }
 
-/// Names of a pod.
+/// Namespace and name of a pod that the proxy serves.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct PodInfo {
@@ -189,7 +190,7 @@ pub(crate) struct PodInfo {
     pub(crate) name: String,
 }
 
-/// An open connection. Printed whole.
+/// An open connection. Unknown fields are kept, so that JSON output has them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Connection {
@@ -202,7 +203,8 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Identity that the caller proved, null if none; `None` if the dump does not have it.
+    /// Returns the identity that the caller proved: JSON null for a plaintext caller, `None` if the dump lacks the
+    /// field.
     pub(crate) fn src_identity(&self) -> Option<&Value> {
         self.more.get("srcIdentity")
     }
@@ -233,12 +235,12 @@ impl Dump {
         }
     }
 
-    /// Returns the workloads with the fields that authorization needs.
+    /// Converts the workloads to the model, with the fields that authorization needs.
     pub(crate) fn authz_workloads(&self) -> Vec<Workload> {
         self.workloads.known().map(workload).collect()
     }
 
-    /// Returns the policies. An unreadable policy is an error, since decisions without it would be wrong.
+    /// Parses all authorization policies. An unreadable policy is an error, since decisions without it would be wrong.
     pub(crate) fn policy_set(&self) -> Result<PolicySet, CliError> {
         let mut set = PolicySet::default();
         for entry in self.policies.iter() {
@@ -263,7 +265,7 @@ fn none() -> CliError {
         .hint("is this a node proxy's admin address (port 15000)?")
 }
 
-/// Deserializes null as the default.
+/// Deserializes JSON null as the type's default.
 fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,
@@ -288,12 +290,12 @@ impl<T> Entries<T> {
         self.0.iter()
     }
 
-    /// Known fields of each entry.
+    /// Iterates over the known fields of each entry.
     pub(crate) fn known(&self) -> impl Iterator<Item = &T> {
         self.0.iter().map(|entry| &entry.known)
     }
 
-    /// Number of entries.
+    /// Returns the number of entries.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
@@ -331,7 +333,7 @@ impl<T> Serialize for Entry<T> {
     }
 }
 
-/// Returns `text`, or the default that its absence means.
+/// Returns `text`, or `default` if it is empty: dumps omit fields with default values.
 pub(crate) fn or<'a>(text: &'a str, default: &'a str) -> &'a str {
     if text.is_empty() { default } else { text }
 }
@@ -355,7 +357,7 @@ fn workload(entry: &WorkloadEntry) -> Workload {
     }
 }
 
-/// The addresses of a workload.
+/// Parses the IP addresses of a workload.
 fn ips(entry: &WorkloadEntry) -> Vec<IpAddr> {
     let ips = entry.workload_ips.iter();
     ips.filter_map(|ip| ip.parse().ok()).collect()

@@ -18,7 +18,7 @@ use crate::{
     output::print_line,
 };
 
-/// Interval of checking the pods.
+/// Interval at which the pods' states are polled.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Flags of `ambit enrol`.
@@ -37,7 +37,7 @@ pub(crate) struct EnrolArgs {
     timeout: Duration,
 }
 
-/// Enrols or unenrols namespaces.
+/// Adds the mesh label to namespaces (`enrol`) or removes it, and waits for their pods.
 pub(crate) fn run(args: &EnrolArgs, enrol: bool) -> Result<(), CliError> {
     wait(async {
         let cluster = args.target.cluster().await?;
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &EnrolArgs, enrol: bool) -> Result<(), CliError> {
     })
 }
 
-/// Reads the rules of membership from the agents' settings.
+/// Reads the rules of mesh membership from the agents' ConfigMap.
 pub(crate) async fn rules(cluster: &Cluster, mesh_namespace: &str) -> Result<Rules, CliError> {
     let config = cluster
         .read(Some(mesh_namespace), "ambit-agent-config")
@@ -77,7 +77,7 @@ pub(crate) async fn rules(cluster: &Cluster, mesh_namespace: &str) -> Result<Rul
     Ok(Rules::of(config.as_ref(), mesh_namespace))
 }
 
-/// Returns a namespace, which must exist.
+/// Reads a namespace; an error if it does not exist.
 pub(crate) async fn namespace(cluster: &Cluster, name: &str) -> Result<Namespace, CliError> {
     let found = cluster.read(None, name).await;
     found
@@ -85,12 +85,12 @@ pub(crate) async fn namespace(cluster: &Cluster, name: &str) -> Result<Namespace
         .ok_or_else(|| CliError::new(ErrorKind::NotFound, format!("there is no namespace {name}")))
 }
 
-/// Progress of enrolling the pods of a namespace.
+/// Progress of capturing the pods of a namespace, or of releasing them.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Progress {
-    /// Number of pods in the desired state.
+    /// Number of pods that are captured, or released, as desired.
     done: usize,
-    /// Pods that are not yet in the desired state: pod, node.
+    /// Pods that are not yet captured, or released, as desired: pod, node.
     late: Vec<(String, String)>,
     /// Pods whose membership differs from the namespace's label, with the reason.
     exceptions: Vec<(String, String)>,
@@ -121,7 +121,7 @@ impl Progress {
     }
 }
 
-/// Waits until the pods of a namespace are captured or unenrolled, and returns the result.
+/// Waits until the pods of a namespace are captured or unenrolled, and describes the result.
 pub(crate) async fn wait_for(
     cluster: &Cluster,
     rules: &Rules,

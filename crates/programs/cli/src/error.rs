@@ -1,4 +1,4 @@
-//! Errors of the command line: kind, cause, and hints.
+//! Error of a command: kind (and so the exit code), cause, and hints for the user.
 
 use std::{error::Error, process::ExitCode};
 
@@ -9,9 +9,9 @@ use ambit_rt::ErrorChain;
 pub enum ErrorKind {
     /// Invalid usage of the command.
     Usage,
-    /// Object that does not exist.
+    /// A named object, file or lab does not exist.
     NotFound,
-    /// The peer is unreachable, or its response is invalid.
+    /// A server is unreachable, or its response is invalid.
     Unreachable,
     /// Any other failure.
     Failed,
@@ -28,7 +28,7 @@ impl ErrorKind {
     }
 }
 
-/// An error of a command.
+/// Error of a command, with its cause and hints for the user.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct CliError {
@@ -63,7 +63,7 @@ impl CliError {
         self
     }
 
-    /// Kind of the error.
+    /// Returns the kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }

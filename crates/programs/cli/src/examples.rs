@@ -2,7 +2,7 @@
 
 use clap::Command;
 
-/// Commands, by their words after `ambit`, and examples: a line each, with a comment behind `#`.
+/// Commands (the words after `ambit`) and their examples: one on each line, with a comment behind `#`.
 const EXAMPLES: &[(&str, &str)] = &[
     (
         "install",
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
     use crate::args::Args;
 
-    /// Collects the visible commands without subcommands, by their words.
+    /// Collects the visible commands that have no subcommands, as the words after `ambit`.
     fn leaves(command: &Command, words: &str, found: &mut BTreeSet<String>) {
         let visible = command.get_subcommands().filter(|one| !one.is_hide_set());
         let mut is_leaf = true;
@@ -279,7 +279,7 @@ mod tests {
         );
     }
 
-    /// Returns the arguments of `ambit` in a line of shell.
+    /// Splits a line of shell with a call of `ambit` into the program's arguments.
     fn arguments(line: &str) -> Vec<String> {
         let line = line.split(" # ").next().unwrap();
         let line = line.replace("'x-tenant: blue'", "x-tenant:blue");

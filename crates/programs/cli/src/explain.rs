@@ -49,7 +49,7 @@ pub(crate) struct ExplainArgs {
     pub(crate) output: Format,
 }
 
-/// Explains; the exit code is 1 if a connection would be refused.
+/// Explains each connection; the exit code is 1 if one would be refused.
 pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
     let dump = dump(args)?;
     let mut reports = explain(&dump, &args.from, &args.to, args.port, args.plaintext)?;
@@ -82,7 +82,7 @@ fn dump(args: &ExplainArgs) -> Result<Dump, CliError> {
     }
 }
 
-/// Explains the connection to each pod that `to` means.
+/// Predicts the decision on a connection to each pod that `to` selects.
 pub(crate) fn explain(
     dump: &Dump,
     from: &str,
@@ -129,13 +129,14 @@ pub(crate) fn explain(
     Ok(reports)
 }
 
-/// Whether a client without a waypoint calls a pod whose waypoint cannot receive the original peer.
+/// Whether the server's node proxy rejects a plaintext connection, since the waypoint that it enforces is another
+/// controller's and cannot receive the original peer.
 fn is_refused(dump: &Dump, server: &Workload, connection: &Connection) -> bool {
     let attached = attached(dump, server);
     connection.source.is_none() && attached.is_some_and(|one| one.enforce && one.refuse)
 }
 
-/// Returns the waypoint of the server as an endpoint.
+/// Returns the waypoint that is attached to the server as an endpoint, by namespace or service account.
 fn attached<'a>(dump: &'a Dump, server: &Workload) -> Option<&'a EndpointWaypoint> {
     let mut entries = dump.workloads.known();
     let entry = entries.find(|entry| entry.uid == server.uid.as_str())?;
@@ -156,7 +157,7 @@ fn refused(report: Report, waypoint: &str) -> Report {
 
 struct Client {
     name: String,
-    /// Namespace in which short names are resolved.
+    /// Namespace in which short service names are resolved; `None` for a bare IP address.
     namespace: Option<String>,
     identity: Option<Identity>,
     ips: Vec<IpAddr>,
@@ -201,7 +202,7 @@ impl Client {
         Err(not_found("--from", from))
     }
 
-    /// Returns the address of the same family as `other`.
+    /// Returns the client's address of the family of `other`; the unspecified address if it has none.
     fn address(&self, other: IpAddr) -> IpAddr {
         let same = self.ips.iter().find(|ip| ip.is_ipv4() == other.is_ipv4());
         same.copied().unwrap_or(match other {
@@ -251,8 +252,8 @@ fn servers<'a>(
     }
 }
 
-/// Returns the waypoint between `source` and the endpoint `server` for a connection to `to`: the client's node proxy
-/// uses one, or the server enforces its own.
+/// Returns the waypoint between `source` and the endpoint `server` on a connection to `to`: the one that the client's
+/// node proxy uses, or else the one that the server enforces.
 fn waypoint(dump: &Dump, to: &str, server: &Workload, source: Option<&Identity>) -> Option<String> {
     let mut entries = dump.workloads.known();
     let entry = entries.find(|entry| entry.uid == server.uid.as_str());

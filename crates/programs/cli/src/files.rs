@@ -1,10 +1,10 @@
-//! Files that commands read.
+//! Reading of files that flags name.
 
 use std::{fs, io, path::Path};
 
 use crate::{CliError, ErrorKind};
 
-/// Error of a file that cannot be read.
+/// Creates the error for a file that cannot be read.
 pub(crate) fn unreadable(
     path: &Path,
     error: impl std::error::Error + Send + Sync + 'static,
@@ -13,7 +13,7 @@ pub(crate) fn unreadable(
     CliError::new(ErrorKind::NotFound, what).because(error)
 }
 
-/// Text of a file, or of standard input for `-`.
+/// Reads the text of a file, or standard input for `-`.
 pub(crate) fn text_of(path: &Path) -> Result<String, CliError> {
     let text = match path.to_str() {
         Some("-") => io::read_to_string(io::stdin()),

@@ -24,7 +24,7 @@ pub(crate) use place::FlowPlace;
 use proxies::Proxies;
 pub(crate) use read::Received;
 
-/// Maximum queued events.
+/// Maximum number of events that are queued for the output.
 const WAITING: usize = 4096;
 
 /// Flags of `ambit flows`.
@@ -92,7 +92,7 @@ impl FlowsArgs {
     }
 }
 
-/// Shows flows until the user ends it.
+/// Shows flows until the user ends the program, or the period is over.
 pub(crate) fn run(args: &FlowsArgs) -> Result<(), CliError> {
     let filter = args.filter()?;
     wait(async {
@@ -126,7 +126,7 @@ pub(crate) async fn subscribe(
     Ok(received)
 }
 
-/// Prints events as they arrive.
+/// Prints flow events as they arrive, until the end of the period.
 async fn print(
     mut received: mpsc::Receiver<Received>,
     end: Option<Instant>,
@@ -146,7 +146,7 @@ async fn print(
     Ok(())
 }
 
-/// Returns the next event; `None` at the end of the period.
+/// Waits for the next event; returns `None` at the end of the period, or if no more events come.
 async fn next(received: &mut mpsc::Receiver<Received>, end: Option<Instant>) -> Option<Received> {
     match end {
         Some(end) => tokio::time::timeout_at(end, received.recv()).await.ok()?,

@@ -16,19 +16,19 @@ use tokio::{
     time::timeout,
 };
 
-/// Maximum size of a response, enough for the dump of a very large mesh.
+/// Maximum size of a response body in bytes, enough for the dump of a very large mesh.
 const MAX_RESPONSE_BYTES: usize = 1 << 30;
-/// Idle timeout of the connection.
+/// Maximum time to wait for the head of a response, and for each frame of its body.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Response of a server.
+/// HTTP response of an admin endpoint.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) body: Vec<u8>,
 }
 
-/// Reason why there is no response.
+/// Reason why a request got no complete response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestError {
     #[error("the request cannot be sent")]
@@ -51,7 +51,7 @@ pub(crate) async fn request(
     send(stream, method, (host, path), Bytes::new()).await
 }
 
-/// [`request`] with a body.
+/// Sends a request with a body, like [`request`].
 pub(crate) async fn send(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     method: Method,
@@ -100,7 +100,8 @@ mod tests {
 
     use super::*;
 
-    /// Result for a server's bytes, and the request that the server received.
+    /// Serves `bytes` as the response to one request; returns the client's result, and the request as the server read
+    /// it.
     async fn answer(bytes: &str) -> (Result<(u16, String), RequestError>, String) {
         let (client, mut server) = tokio::io::duplex(1 << 16);
         let serve = async move {

@@ -1,4 +1,5 @@
-//! `ambit workloads`, `services`, `policies`, `certificates`, `connections` and `log-level`.
+//! Lists of a proxy's records (`ambit workloads`, `services`, `policies`, `certificates`, `connections`), and `ambit
+//! log-level`.
 
 use std::collections::BTreeSet;
 
@@ -40,9 +41,9 @@ impl Inspect {
     }
 }
 
-/// Record with a namespace and a name.
+/// Record of a dump that has a namespace and a name.
 trait Named {
-    /// Returns the namespace and name.
+    /// Returns the namespace and the name.
     fn name(&self) -> (&str, &str);
 }
 
@@ -64,7 +65,7 @@ impl Named for PolicyEntry {
     }
 }
 
-/// Returns the entries of a namespace, or all, sorted by name.
+/// Returns the entries of one namespace, or all, sorted by namespace and name.
 fn chosen<'a, T: Named>(entries: &'a Entries<T>, namespace: Option<&str>) -> Vec<&'a Entry<T>> {
     let is_selected = |entry: &&Entry<T>| namespace.is_none_or(|name| entry.known.name().0 == name);
     let mut entries: Vec<_> = entries.iter().filter(is_selected).collect();
@@ -150,7 +151,7 @@ fn service_rows(services: &[&ServiceEntry]) -> String {
     table(&header, services.iter().map(row))
 }
 
-/// Formats the target port of a service: its number, or the numbers that a named port has at the endpoints.
+/// Formats the target port of a service's port: its number, or the numbers that a named port has at the endpoints.
 fn target_ports(service: &ServiceEntry, port: u16, target: u16) -> String {
     if target > 0 {
         return target.to_string();
@@ -191,7 +192,7 @@ pub(crate) fn certificates(args: &Inspect) -> Result<(), CliError> {
     output::print(args.output, &entries, || certificate_rows(&known(&entries)))
 }
 
-/// Fetches the state of each selected node proxy.
+/// Fetches the dump of each selected node proxy.
 fn dumps(source: &Source) -> Result<Vec<Dump>, CliError> {
     source.all()?.iter().map(Source::dump).collect()
 }
@@ -240,7 +241,7 @@ pub(crate) fn connections(args: &Inspect) -> Result<(), CliError> {
     output::print(args.output, &open, || connection_rows(&open))
 }
 
-/// A connection of a pod.
+/// Open connection with the pod that has it.
 #[derive(Debug, Serialize)]
 struct PodConnection {
     pod: String,

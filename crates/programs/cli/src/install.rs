@@ -1,4 +1,4 @@
-//! `ambit install`, `upgrade` and `uninstall`.
+//! `ambit install`, `upgrade` and `uninstall` of the mesh in a cluster.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -115,12 +115,12 @@ pub(crate) struct UninstallArgs {
     timeout: Duration,
 }
 
-/// Installs, or changes an installation to the requested values.
+/// Installs the mesh, or changes an installation to the given values.
 pub(crate) fn install(args: &InstallArgs) -> Result<(), CliError> {
     wait(run(args, Overrides::default()))
 }
 
-/// Installs this version over another one, with its values.
+/// Upgrades an installation to this version, and keeps its values.
 pub(crate) fn upgrade(args: &UpgradeArgs) -> Result<(), CliError> {
     wait(async {
         let cluster = args.install.target.cluster().await?;
@@ -219,7 +219,7 @@ async fn run(args: &InstallArgs, mut overrides: Overrides) -> Result<(), CliErro
     print_line(&format!("\n{}", rest.join("\n\n")))
 }
 
-/// Removes the installation.
+/// Uninstalls the mesh, after all pods are unenrolled.
 pub(crate) fn uninstall(args: &UninstallArgs) -> Result<(), CliError> {
     wait(async {
         let cluster = args.target.cluster().await?;
@@ -273,7 +273,7 @@ fn absent(namespace: &str, revision: &str) -> CliError {
     })
 }
 
-/// Removes the labels from the mesh's namespaces, or fails if labelled ones are left.
+/// Removes the mesh labels of namespaces with `--unlabel`; otherwise fails if namespaces are labelled, unless forced.
 async fn leave(cluster: &Cluster, args: &UninstallArgs) -> Result<(), CliError> {
     let enrolled = remove::enrolled_namespaces(cluster).await;
     let enrolled = enrolled.map_err(failed)?;
@@ -328,7 +328,8 @@ impl Values {
         Ok(platform::detect(&nodes).to_owned())
     }
 
-    /// Sets the platform: `--set global.platform` overrides detection, and a flag overrides both.
+    /// Sets the platform's value: an explicit `--platform` wins over `global.platform` of the values, and these over
+    /// detection.
     fn choose_platform(&self, overrides: &mut Overrides, platform: &str) -> Result<(), CliError> {
         let set = overrides.text(&["global", "platform"]).is_some();
         if set && self.platform == "auto" {
@@ -361,7 +362,7 @@ fn yaml(object: &Value) -> Result<String, CliError> {
     })
 }
 
-/// Advice on images that cannot be pulled.
+/// Hints for an installation whose images cannot be pulled.
 const IMAGE_HINTS: &[&str] = &[
     "no images of Ambit are published: `cargo xtask images --release` builds them (README, \"On Kubernetes\"), and \
      --set global.hub=REGISTRY/PATH,global.tag=TAG says where they are",
@@ -369,7 +370,7 @@ const IMAGE_HINTS: &[&str] = &[
     "the same command goes on from here",
 ];
 
-/// Prints progress to standard error, beside the output.
+/// Prints progress to standard error, apart from the output.
 #[expect(clippy::print_stderr, reason = "the command line speaks there")]
 pub(crate) fn progress(text: &str) {
     eprintln!("{text}");
@@ -389,7 +390,7 @@ pub(crate) fn failed(error: InstallError) -> CliError {
     CliError::new(kind, error.to_string()).because(error)
 }
 
-/// Parses a flag of the form `CHART=FILE`.
+/// Parses the value of `--istio-values`, `CHART=FILE`.
 fn istio_values(text: &str) -> Result<(Chart, PathBuf), String> {
     let (chart, file) = text
         .split_once('=')

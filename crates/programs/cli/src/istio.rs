@@ -1,6 +1,6 @@
-//! Effects of an Istio mesh's objects with Ambit: the control plane's own code derives them and lists their problems.
-//! Kinds that it does not read ([`ambit_k8s_api::unread`]), labels and annotations ([`labels`]) and differences that are
-//! no problems ([`differences`]) come besides.
+//! Effects that the objects of an Istio mesh would have with Ambit. The control plane's own code derives records from
+//! them and lists their problems. Added are objects of kinds that it does not read ([`ambit_k8s_api::unread`]), labels
+//! and annotations ([`labels`]), and differences that are no problems ([`differences`]).
 
 mod collect;
 mod differences;
@@ -27,21 +27,22 @@ pub(crate) use collect::{of_cluster, of_files};
 use effect::object_name;
 pub(crate) use effect::{Effect, Outcome};
 
-/// Objects of a mesh, from files or a cluster.
+/// Objects of an Istio mesh, from files or a cluster, with Ambit's settings.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Mesh {
     pub(crate) objects: Vec<(Value, Option<Origin>)>,
-    /// Settings of the control plane, or its defaults where none runs.
+    /// Settings of Ambit's control plane; its defaults if none runs.
     pub(crate) config: MeshConfig,
-    /// Whether a control plane of Ambit runs with these settings.
+    /// Whether a control plane of Ambit runs, from which `config` was read.
     pub(crate) is_installed: bool,
     /// Objects and kinds that could not be read, with the reason.
     pub(crate) unreadable: Vec<String>,
-    /// Kinds of the mesh's API groups that are defined, are not followed, and have no objects.
+    /// Kinds of Istio's and the Gateway API's groups whose CRDs exist, that Ambit does not read, and that have no
+    /// objects.
     pub(crate) unused_kinds: Vec<String>,
 }
 
-/// Effects of all objects, those without an effect first.
+/// Returns the effects of all objects and of their fields, the most severe outcome first.
 pub(crate) fn effects(mesh: &Mesh) -> Vec<Effect> {
     let mut config = mesh.config.clone();
     let values = || mesh.objects.iter().map(|(value, _)| value);
@@ -77,7 +78,7 @@ pub(crate) fn effects(mesh: &Mesh) -> Vec<Effect> {
     all
 }
 
-/// Reads the MeshConfig from the ConfigMap of the root namespace; an empty one if there is none.
+/// Reads Istio's MeshConfig from the ConfigMap of the root namespace; the default if there is none.
 fn mesh_settings<'a>(
     mut values: impl Iterator<Item = &'a Value>,
     root_namespace: &str,
@@ -91,7 +92,8 @@ fn mesh_settings<'a>(
     settings.as_ref().map(differences::read).unwrap_or_default()
 }
 
-/// Takes the trust domain over for a mesh that is not installed yet: it is a value of the installation.
+/// Takes Istio's trust domain over into the settings of a mesh that is not installed yet, and reports that it must be a
+/// value of the installation.
 fn trust_domain(config: &mut MeshConfig, settings: &Settings) -> Option<Effect> {
     let found = settings.trust_domain.as_str();
     if found.is_empty() || found == config.trust_domain.as_str() {
@@ -108,7 +110,7 @@ fn trust_domain(config: &mut MeshConfig, settings: &Settings) -> Option<Effect> 
     ))
 }
 
-/// Returns the problems that the control plane's code reports as effects.
+/// Runs the control plane's derivation on the objects, and returns the problems that it reports as effects.
 fn derived(mesh: &Mesh, config: MeshConfig, surroundings: &Surroundings) -> Vec<Effect> {
     let mut all = Vec::new();
     let mut events = Vec::new();
@@ -155,7 +157,7 @@ fn derived(mesh: &Mesh, config: MeshConfig, surroundings: &Surroundings) -> Vec<
     all
 }
 
-/// Whether a problem ends when pods of a waypoint are ready: files do not have their state.
+/// Whether a problem is only that no pod of a waypoint is ready yet: manifests in files do not have pod status.
 fn is_about_readiness(index: &Index, problem: &Problem) -> bool {
     let verdict = index.standing(&problem.object);
     let verdict = verdict.and_then(|standing| standing.verdict.as_ref());
@@ -179,7 +181,7 @@ fn of_problem(problem: &Problem) -> Effect {
     Effect::new(outcome, &object, &problem.field, message, remedy(problem))
 }
 
-/// Advice on a problem whose message has none.
+/// Returns advice on a problem whose message has none.
 fn remedy(problem: &Problem) -> String {
     let ObjectKey {
         kind, namespace, ..
@@ -216,7 +218,7 @@ fn remedy(problem: &Problem) -> String {
     String::new()
 }
 
-/// Advice on a problem of a VirtualService.
+/// Returns advice on a problem of a VirtualService.
 fn of_virtual_service(message: &str) -> &'static str {
     let has = |words: &str| message.contains(words);
     if has("does not contain mesh") {
@@ -230,7 +232,7 @@ fn of_virtual_service(message: &str) -> &'static str {
     }
 }
 
-/// Effects of an object of a kind that is not followed.
+/// Returns the effect of an object whose kind Ambit does not read; `None` for other objects.
 fn without_effect(value: &Value) -> Option<Effect> {
     let TypeMeta { api_version, kind } = TypeMeta::deserialize(value).ok()?;
     let group = group_of(&api_version);
@@ -245,7 +247,7 @@ fn without_effect(value: &Value) -> Option<Effect> {
     Some(Effect::new(Outcome::Lapses, &object, ".", effect, advice))
 }
 
-/// Adds objects without findings as working, and removes working fields of the others.
+/// Adds an effect `Works` for each object without differences, and removes such effects of fields of the other objects.
 fn add_working<'a>(all: &mut Vec<Effect>, values: impl Iterator<Item = &'a Value>) {
     let differing = all.iter().filter(|one| one.outcome != Outcome::Works);
     let differing: BTreeSet<String> = differing.map(|one| one.object.clone()).collect();

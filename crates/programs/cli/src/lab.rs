@@ -1,4 +1,4 @@
-//! `ambit lab`: up, down, status, exec, logs.
+//! `ambit lab`: starts and stops labs, shows their status and logs, and runs commands in their pods.
 
 use std::{
     collections::BTreeSet, io, os::fd::AsFd, path::PathBuf, process::ExitCode, time::Duration,
@@ -106,7 +106,7 @@ fn up(name: &str, args: UpArgs) -> Result<(), CliError> {
     }
 }
 
-/// Timeout for node proxies to receive the lab's state.
+/// Timeout for node proxies to receive the records of the lab's pods.
 const PROXIES: Duration = Duration::from_secs(10);
 
 fn options(name: &str, args: UpArgs) -> Result<Options, CliError> {
@@ -151,7 +151,7 @@ fn show(status: &Status, format: Format) -> Result<(), CliError> {
     output::print(format, status, || words(status))
 }
 
-/// Prints the status with the control plane's problems.
+/// Prints the lab's status, with the problems of objects that its control plane reports.
 fn show_with_problems(name: &str, status: &Status, format: Format) -> Result<(), CliError> {
     let problems = match status.mesh {
         // A control plane that does not answer is shown among the processes.
@@ -173,7 +173,7 @@ fn show_with_problems(name: &str, status: &Status, format: Format) -> Result<(),
     })
 }
 
-/// Status of a lab, with the control plane's problems.
+/// Status of a lab, with the problems of objects that its control plane reports.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct StatusWithProblems<'a> {

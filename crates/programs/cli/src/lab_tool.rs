@@ -6,7 +6,8 @@ use ambit_lab::LAB_TOOL;
 
 use crate::{CliError, ErrorKind};
 
-/// Replaces this process by the program beside it, or one in `PATH`; returns only if there is none.
+/// Replaces this process by `ambit-lab-tool` from the directory of `ambit`, or from `PATH`; returns only if neither has
+/// it.
 pub(crate) fn run(arguments: &[OsString]) -> CliError {
     let beside = std::env::current_exe().map(|ambit| ambit.with_file_name(LAB_TOOL));
     let program = beside.ok().filter(|path| path.is_file());

@@ -1,4 +1,4 @@
-//! Running labs: selection of the lab that a command queries, and conversion of its errors.
+//! Running labs: selection of the lab that a command queries, and conversion of errors of its client.
 
 use ambit_k8s_api::{Kind, Namespace, ObjectKey, ObjectType};
 use ambit_lab::{Client, ClientError, StateDir, base_directory};
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::{CliError, ErrorKind};
 
-/// Connects to the lab of this name.
+/// Finds the running lab of this name, and returns a client for it.
 pub(crate) fn find(name: &str) -> Result<Client, CliError> {
     Client::find(&base_directory(), name).map_err(client_error)
 }
@@ -24,7 +24,7 @@ pub(crate) fn client_error(error: ClientError) -> CliError {
     }
 }
 
-/// Returns a hint how to query a lab instead of a cluster; `None` if no lab is running.
+/// Returns a hint on how to query a lab instead of a cluster; `None` if no lab is running.
 pub(crate) fn hint() -> Option<String> {
     let labs = StateDir::list(&base_directory());
     let first = labs.first()?;
@@ -34,19 +34,19 @@ pub(crate) fn hint() -> Option<String> {
     ))
 }
 
-/// Returns the objects of a kind among all objects of a lab, as JSON.
+/// Selects the objects of one kind from a lab's objects, as JSON.
 pub(crate) fn values_of_kind(objects: &[Value], kind: Kind) -> impl Iterator<Item = &Value> {
     let is_one = move |one: &&Value| ObjectKey::read(one).is_ok_and(|key| key.kind == kind);
     objects.iter().filter(is_one)
 }
 
-/// Returns the objects of a kind among all objects of a lab. Malformed ones are skipped.
+/// Parses the objects of one kind from a lab's objects. Malformed objects are skipped.
 pub(crate) fn of_kind<T: ObjectType>(objects: &[Value]) -> Vec<T> {
     let found = values_of_kind(objects, T::OBJECT_KIND);
     found.filter_map(|one| T::deserialize(one).ok()).collect()
 }
 
-/// Returns a namespace among all objects of a lab.
+/// Returns the namespace of this name from a lab's objects.
 pub(crate) fn namespace(objects: &[Value], name: &str) -> Result<Namespace, CliError> {
     let namespaces: Vec<Namespace> = of_kind(objects);
     let mut namespaces = namespaces.into_iter();

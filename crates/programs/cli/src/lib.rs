@@ -1,8 +1,8 @@
-//! The `ambit` command line: looks into running node proxies and control planes, ours or Istio's,
-//! explains policies, and runs the lab.
+//! The `ambit` command line: looks into running node proxies and control planes, ours or Istio's, explains policies,
+//! and runs the lab.
 //!
-//! The same binary is also the lab's helper processes: under the name of its CNI plugin, and as the stages of its
-//! supervisor.
+//! The same binary also runs as the lab's helper processes: as its CNI plugin, if it is called by that name, and as the
+//! stages of its supervisor.
 #![forbid(unsafe_code)]
 
 mod access_log;
@@ -57,7 +57,7 @@ use crate::{
 };
 pub use error::{CliError, ErrorKind};
 
-/// Runs the command line.
+/// Parses the arguments and runs the command.
 pub fn main() -> ExitCode {
     let name = std::env::args_os().next();
     #[cfg(target_os = "linux")]

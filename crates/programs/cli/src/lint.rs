@@ -64,7 +64,7 @@ pub(crate) fn run(args: &LintArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::from(u8::from(fails)))
 }
 
-/// Reads the objects of the manifests, and their unreadable parts.
+/// Reads the objects of the manifests, and the documents that cannot be read.
 fn read(files: &[PathBuf]) -> Result<Snapshot, CliError> {
     let mut all = Snapshot::default();
     for path in files {
@@ -80,7 +80,7 @@ fn read(files: &[PathBuf]) -> Result<Snapshot, CliError> {
     Ok(all)
 }
 
-/// Reads the settings and objects of the lab or cluster.
+/// Reads the mesh settings and the current objects of the lab or cluster.
 fn present(args: &LintArgs) -> Result<(MeshConfig, Vec<ObjectEvent>), CliError> {
     if let Some(lab) = args.target.lab(args.lab.as_deref()) {
         let objects = labs::find(&lab)?.objects().map_err(labs::client_error)?;
@@ -102,7 +102,7 @@ fn present(args: &LintArgs) -> Result<(MeshConfig, Vec<ObjectEvent>), CliError> 
     })
 }
 
-/// Returns the problems of manifests together with the present objects.
+/// Returns the problems that the manifests have or cause, evaluated together with the `present` objects.
 fn lint(config: MeshConfig, present: Vec<ObjectEvent>, manifests: Snapshot) -> Vec<Problem> {
     let known: BTreeSet<Found> = survey(config.clone(), &present).into_iter().collect();
     let mut after: BTreeMap<ObjectKey, ObjectEvent> = present
@@ -139,7 +139,7 @@ fn lint(config: MeshConfig, present: Vec<ObjectEvent>, manifests: Snapshot) -> V
         .collect()
 }
 
-/// Returns the problems of Istio's labels and annotations without an effect in Ambit, or with another one.
+/// Returns warnings for Istio's labels and annotations on linted objects that Ambit ignores, or treats differently.
 fn marks(objects: &[ObjectEvent], linted: &BTreeSet<ObjectKey>) -> Vec<Problem> {
     let mut problems = Vec::new();
     for event in objects {

@@ -1,4 +1,4 @@
-//! `ambit`, the command line.
+//! Entry point of `ambit`, the command line.
 
 fn main() -> std::process::ExitCode {
     ambit_cli::main()

@@ -1,4 +1,4 @@
-//! Objects of Istio's kinds as manifests: without empty fields, which mean the same as missing ones.
+//! Manifests of Istio's kinds, without empty fields, which mean the same as absent ones.
 
 use serde::Serialize;
 use serde_json::Value;

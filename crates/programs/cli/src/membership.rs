@@ -1,4 +1,4 @@
-//! Mesh membership of a pod, desired and actual with reasons, from objects of the API server alone.
+//! Mesh membership of a pod, desired and actual with reasons, derived from objects of the API server alone.
 
 use ambit_k8s_api::{
     Namespace, Pod,
@@ -8,38 +8,39 @@ use ambit_k8s_api::{
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde::Serialize;
 
-/// Settings of the agents that decide about membership.
+/// Settings of the agents that decide which pods belong to the mesh.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
     enablement: Enablement,
-    /// Whether the selectors cannot be parsed, so that only the agents know membership.
+    /// Whether the settings' label selectors cannot be parsed, so that only the agents know which pods belong to the
+    /// mesh.
     unreadable: bool,
 }
 
-/// Whether a pod should be in the mesh.
+/// Desired membership: whether a pod should be in the mesh.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Membership {
-    /// Pod that belongs to the mesh, and the reason.
+    /// The pod belongs to the mesh, for this reason.
     In(String),
-    /// Pod that does not belong to the mesh, and the reason.
+    /// The pod does not belong to the mesh, for this reason.
     Out(String),
-    /// Unknown without the agents.
+    /// Only the agents know: their selectors cannot be parsed here.
     Unknown,
 }
 
-/// Whether a pod is in the mesh.
+/// Actual membership: whether the agent has captured a pod's traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Captured {
     Yes,
-    /// The agent has not finished, or does not know the state.
+    /// The agent has not finished, or does not know the pod's state.
     Pending,
     No,
 }
 
 impl Rules {
-    /// Reads the rules from the ConfigMap of the agents, which run in the namespace `mesh`.
+    /// Reads the rules from the agents' ConfigMap; `mesh` is the namespace of the agents.
     pub(crate) fn of(agent_config: Option<&ConfigMap>, mesh: &str) -> Self {
         let data = agent_config.and_then(|map| map.data.as_ref());
         let setting = |key: &str| {
@@ -65,7 +66,7 @@ impl Rules {
         self.enablement.excludes(namespace)
     }
 
-    /// Whether a pod should be in the mesh.
+    /// Decides whether a pod should be in the mesh.
     pub(crate) fn membership(&self, pod: &Pod, namespace: &Namespace) -> Membership {
         if has_ended(pod) {
             return Membership::Out("it has ended".to_owned());
@@ -95,7 +96,7 @@ impl Rules {
     }
 }
 
-/// Reads from the agent's annotation whether a pod is in the mesh.
+/// Reads from the agent's status annotation whether a pod is captured.
 pub(crate) fn captured(pod: &Pod) -> Captured {
     let annotations = pod.metadata.annotations.as_ref();
     match annotations.and_then(|all| all.get(REDIRECTION)) {

@@ -51,10 +51,10 @@ pub(crate) fn print_line(text: &str) -> Result<(), CliError> {
     }
 }
 
-/// Maximum length of foreign text on one line, in characters.
+/// Maximum number of characters that [`printable`] keeps of a foreign text.
 const MAX_SHOWN: usize = 512;
 
-/// Escapes foreign text for a terminal: control characters, bidirectional controls and invisible characters become
+/// Makes foreign text safe for a terminal: control characters, bidirectional controls and invisible characters become
 /// escapes, and long texts are truncated.
 pub(crate) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len().min(MAX_SHOWN));
@@ -75,7 +75,7 @@ pub(crate) fn printable(text: &str) -> String {
     shown
 }
 
-/// Formats rows as a table without lines, like kubectl's.
+/// Formats rows as aligned columns without borders, like kubectl.
 pub(crate) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table

@@ -42,7 +42,7 @@ pub(crate) struct PodArgs {
     output: Format,
 }
 
-/// Shows the report.
+/// Shows whether a pod is in the mesh, and why.
 pub(crate) fn run(args: &PodArgs) -> Result<(), CliError> {
     let (namespace, name) = match args.name.split_once('/') {
         Some((namespace, name)) => (namespace, name),

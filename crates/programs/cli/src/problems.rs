@@ -11,7 +11,7 @@ use crate::{
     source::Source,
 };
 
-/// Page of the control plane's debug port.
+/// Path on the control plane's debug port that lists problems of objects.
 pub(crate) const PAGE: &str = "/debug/problems";
 
 /// Flags of `ambit problems`.
@@ -27,34 +27,34 @@ pub(crate) struct ProblemsArgs {
     output: Format,
 }
 
-/// Response of the control plane.
+/// Response of the control plane to [`PAGE`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Page {
-    /// Documents that cannot be read, with file and line.
+    /// Documents of the control plane's manifests that cannot be parsed, with file and line.
     manifests: Vec<String>,
-    /// Kinds whose definitions cannot be followed, or not fully.
+    /// Kinds that the control plane cannot watch, or not completely, because of their CRDs.
     definitions: Vec<String>,
     objects: Vec<Problem>,
 }
 
-/// Problem of an object, a document or a kind.
+/// Problem of an object, a document or a kind, as the control plane reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Problem {
-    /// `error`: it is not used as it is; `warning`: not all of it has an effect.
+    /// `error`: the object is not used as written; `warning`: a part of it has no effect.
     pub(crate) severity: String,
-    /// `Kind namespace/name`; empty for documents and kinds.
+    /// Object as `Kind namespace/name`; empty for problems of documents and kinds.
     pub(crate) object: String,
-    /// Path of the field.
+    /// Path of the field in the object.
     pub(crate) field: String,
     pub(crate) message: String,
-    /// File and line, where known.
+    /// File and line of the object, if it comes from manifests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) origin: Option<String>,
 }
 
-/// Lists the problems.
+/// Prints the problems that the control plane reports.
 pub(crate) fn run(args: &ProblemsArgs) -> Result<(), CliError> {
     let mut source = args.source.clone();
     source.control |= source.is_open();
@@ -76,7 +76,7 @@ pub(crate) fn ask(source: &Source) -> Result<Vec<Problem>, CliError> {
 }
 
 impl Page {
-    /// Returns the problems of the page.
+    /// Returns all problems of the response; those of documents and kinds become errors without an object.
     pub(crate) fn into_problems(self) -> Vec<Problem> {
         let whole = self.manifests.into_iter().chain(self.definitions);
         let whole = whole.map(|message| Problem {
@@ -105,12 +105,12 @@ impl From<ambit_derive::Problem> for Problem {
 }
 
 impl Problem {
-    /// Whether the object is not used as it is.
+    /// Whether the severity is `error`: the object is not used as written.
     pub(crate) fn is_error(&self) -> bool {
         self.severity == "error"
     }
 
-    /// The namespace of the object.
+    /// Returns the namespace of the object; `None` for cluster-scoped objects, documents and kinds.
     fn namespace(&self) -> Option<&str> {
         let (_, name) = self.object.split_once(' ')?;
         Some(name.split_once('/')?.0)

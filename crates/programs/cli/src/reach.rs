@@ -17,27 +17,27 @@ use kube::{Api, api::PostParams};
 
 use crate::{CliError, ErrorKind, http, install::failed};
 
-/// Component of the mesh.
+/// Component of the mesh to query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// The node proxy of a node.
+    /// Node proxy on the node of this name.
     Proxy(String),
     /// The node proxy that serves a pod: namespace, name.
     ProxyOf(String, String),
-    /// Any node proxy.
+    /// A node proxy of any node.
     AnyProxy,
-    /// A replica of the control plane.
+    /// Any replica of the control plane.
     Control,
 }
 
 /// Label selector of the node proxies, and their admin port.
 pub(crate) const PROXY: (&str, u16) = ("app=ztunnel", 15000);
-/// Agents, as [`PROXY`].
+/// Label selector of the agents, and their status port.
 pub(crate) const AGENT: (&str, u16) = ("app=ambit-agent", 15014);
-/// Control plane, as [`PROXY`].
+/// Label selector of the control plane's pods, and their debug port.
 pub(crate) const CONTROL: (&str, u16) = ("app=istiod", 15014);
 
-/// Sends a request without a body to a pod of the mesh.
+/// Sends a request without a body to a port of a mesh pod, through the API server.
 pub(crate) async fn ask_pod(
     cluster: &Cluster,
     namespace: &str,
@@ -55,7 +55,7 @@ pub(crate) async fn ask_pod(
     .await
 }
 
-/// [`ask_pod`] with a body.
+/// Sends a request with a body, like [`ask_pod`].
 pub(crate) async fn send_to_pod(
     cluster: &Cluster,
     (namespace, pod, port): (&str, &str, u16),
@@ -78,7 +78,7 @@ pub(crate) async fn send_to_pod(
     }
 }
 
-/// Whether the user may forward ports of the mesh's pods, and so use their admin ports.
+/// Whether the user has the right to forward ports of pods in the mesh's namespace, and thus to use their admin ports.
 pub(crate) async fn may_forward(cluster: &Cluster, mesh: &str) -> Result<bool, CliError> {
     let review = SelfSubjectAccessReview {
         spec: SelfSubjectAccessReviewSpec {
@@ -102,7 +102,7 @@ pub(crate) async fn may_forward(cluster: &Cluster, mesh: &str) -> Result<bool, C
     Ok(review.status.is_some_and(|status| status.allowed))
 }
 
-/// Lists the pods of a component.
+/// Lists the pods of a component by its label selector.
 pub(crate) async fn pods(
     cluster: &Cluster,
     namespace: &str,
@@ -112,7 +112,7 @@ pub(crate) async fn pods(
     pods.map_err(|error| failed(error.into()))
 }
 
-/// Returns the pod of a component, and its admin port.
+/// Finds the pod to query of a component, and returns its name and admin port.
 pub(crate) async fn find(
     cluster: &Cluster,
     mesh_namespace: &str,
@@ -139,7 +139,7 @@ pub(crate) async fn find(
     Ok((name(found).to_owned(), port))
 }
 
-/// Returns a pod by its full name, or else the first one whose name has the prefix, for instance of a Deployment.
+/// Returns the pod of this name, or else the first one whose name begins with `NAME-`, such as a Deployment's.
 pub(crate) async fn pod(
     cluster: &Cluster,
     namespace: &str,
@@ -161,8 +161,8 @@ pub(crate) async fn pod(
     })
 }
 
-/// Picks the pod to query on a node: ready pods first, then those that are not terminating, then the newest. During a
-/// rollout a node has two.
+/// Picks the running pod to query on a node, which has two during a rollout: pods that are not terminating first, then
+/// ready ones, then the newest.
 pub(crate) fn best<'a>(pods: &'a [Pod], node: Option<&str>) -> Option<&'a Pod> {
     pods.iter()
         .filter(|pod| node.is_none_or(|node| node_of(pod) == Some(node)))
@@ -173,7 +173,7 @@ pub(crate) fn best<'a>(pods: &'a [Pod], node: Option<&str>) -> Option<&'a Pod> {
         })
 }
 
-/// A pod's phase; empty if it has no status yet.
+/// Returns a pod's phase; empty if the pod has no status yet.
 pub(crate) fn phase(pod: &Pod) -> &str {
     let status = pod.status.as_ref();
     let phase = status.and_then(|status| status.phase.as_deref());

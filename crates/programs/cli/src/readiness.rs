@@ -1,4 +1,4 @@
-//! Start of a lab: until its pods are ready, and known to its node proxies.
+//! Start of a lab, and waiting until its pods are ready and its node proxies know them.
 
 use std::{
     thread,
@@ -31,7 +31,7 @@ pub(crate) fn launch(options: &Options) -> Result<Client, CliError> {
     Ok(Client::new(state))
 }
 
-/// Fails: labs are made of namespaces of Linux.
+/// Returns an error: labs need Linux namespaces.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn launch(_options: &Options) -> Result<Client, CliError> {
     let system = std::env::consts::OS;
@@ -51,7 +51,8 @@ pub(crate) fn all_ready(status: &Status) -> bool {
         .all(|pod| pod.ready || pod.phase == "Succeeded")
 }
 
-/// Waits until every node proxy has the current record of every pod of `status`: health and capture.
+/// Waits until every node proxy has the current record of every pod of `status`, with its health and protocol; returns
+/// false on timeout.
 pub(crate) fn wait_for_proxies(
     client: &Client,
     lab: &str,

@@ -1,6 +1,6 @@
-//! `ambit policy test`: rehearses policies that are not applied yet. Recorded traffic of node proxies and waypoints,
-//! from access logs, open connections, and metrics where neither has it, is evaluated twice by the proxies' own code:
-//! with the current policies, and with those of the files added.
+//! `ambit policy test`: rehearses policies that are not applied yet. Traffic recorded by node proxies and waypoints
+//! (access logs, open connections, and metrics for calls that neither of them has) is evaluated twice by the proxies'
+//! own code: with the current policies, and with those of the files added.
 
 mod at_waypoint;
 mod counted;
@@ -84,13 +84,13 @@ impl RehearsalArgs {
     }
 }
 
-/// Builds the index of a lab's or cluster's objects.
+/// Builds the control plane's index from the objects of a lab or cluster.
 pub(crate) fn index(lab: Option<&str>, target: &Target) -> Result<Index, CliError> {
     let world = World::objects_of(lab, target)?;
     Ok(index_of(world.config, &world.objects))
 }
 
-/// Builds the index of a mesh with these objects.
+/// Builds the control plane's index of a mesh with these settings and objects.
 pub(crate) fn index_of(config: MeshConfig, objects: &[ObjectEvent]) -> Index {
     let mut index = Index::new(config);
     let mut pods = PodDirectory::default();
@@ -100,12 +100,12 @@ pub(crate) fn index_of(config: MeshConfig, objects: &[ObjectEvent]) -> Index {
     index
 }
 
-/// The objects of a lab or cluster that decide the scopes of policies.
+/// Reads the objects of a lab or cluster that determine to which workloads policies apply.
 pub(crate) fn objects(lab: Option<&str>, target: &Target) -> Result<Vec<ObjectEvent>, CliError> {
     Ok(World::objects_of(lab, target)?.objects)
 }
 
-/// Rehearses policies; the exit code is 1 if a further caller would be refused.
+/// Rehearses policies; the exit code is 1 if a call that is allowed now would be refused.
 pub(crate) fn run(args: &RehearsalArgs) -> Result<ExitCode, CliError> {
     let policies = world::policies(&args.files)?;
     let World {
@@ -135,7 +135,7 @@ pub(crate) fn run(args: &RehearsalArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::from(u8::from(fails)))
 }
 
-/// Rehearses policies of a text with the recorded traffic of a lab or cluster.
+/// Rehearses the policies in `text` with the recorded traffic of a lab or cluster.
 pub(crate) fn of_text(
     lab: Option<String>,
     target: Target,

@@ -23,7 +23,7 @@ use crate::{
     reach::{self, PROXY},
 };
 
-/// Interval of checking the rollout.
+/// Interval at which the rollout is polled.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Flags of `ambit rollout`.
@@ -45,13 +45,13 @@ pub(crate) struct RolloutArgs {
 struct Draining {
     node: String,
     pod: String,
-    /// Deadline of the drain.
+    /// Time at which Kubernetes ends the pod, from its `deletionTimestamp`.
     until: String,
     /// Number of open connections; `None` if the proxy does not respond.
     connections: Option<usize>,
 }
 
-/// Waits until new proxies serve every node; shows those that drain.
+/// Waits until new proxies serve every node, and shows the old proxies that still drain.
 pub(crate) fn run(args: &RolloutArgs) -> Result<(), CliError> {
     let left = wait(watch(args))?;
     output::print(args.output, &left, || words(&left))
@@ -86,16 +86,16 @@ async fn watch(args: &RolloutArgs) -> Result<Vec<Draining>, CliError> {
     }
 }
 
-/// State of the rollout of node proxies at one moment.
+/// State of the rollout of node proxies at one moment, for the dashboard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct View {
-    /// Next step that it waits for; none if new proxies serve every node.
+    /// Next step that the rollout waits for; `None` if new proxies serve every node.
     waits_for: Option<String>,
     draining: Vec<Draining>,
 }
 
-/// Reads the state of the rollout.
+/// Reads the current state of the rollout.
 pub(crate) async fn look(cluster: &Cluster, mesh: &str) -> Result<View, CliError> {
     let (set, pods, rollout) = state(cluster, mesh).await?;
     Ok(View {
@@ -149,7 +149,7 @@ async fn left(cluster: &Cluster, pods: &[&Pod]) -> Result<Vec<Draining>, CliErro
     Ok(left)
 }
 
-/// Counts the connections of all pods in both directions.
+/// Counts the open connections of all pods in both directions.
 fn connections(dump: &Dump) -> usize {
     dump.workload_state.values().map(PodEntry::open).sum()
 }

@@ -24,9 +24,9 @@ use crate::{
     reach::{self, Part},
 };
 
-/// Admin interface of node proxies and waypoints, in their own namespace.
+/// Address of the admin interface of node proxies and waypoints, in their own network namespace.
 pub(crate) const ADMIN: ([u8; 4], u16) = ([127, 0, 0, 1], 15000);
-/// Path of the dump on the admin interface.
+/// Path of the configuration dump on the admin interface.
 pub(crate) const DUMP: &str = "/config_dump";
 /// Address of the control plane's debug interface.
 const DEBUG: ([u8; 4], u16) = ([127, 0, 0, 1], 15014);
@@ -54,12 +54,12 @@ pub(crate) struct Source {
     pub(crate) lab: Option<String>,
     #[command(flatten)]
     pub(crate) target: Target,
-    /// Whether the queried source is not printed
+    /// Whether the command does not print which component it queries.
     #[arg(skip)]
     is_quiet: bool,
 }
 
-/// HTTP endpoint of a mesh component.
+/// HTTP endpoint from which the state is fetched.
 enum Endpoint {
     Url(String),
     Lab {
@@ -71,7 +71,8 @@ enum Endpoint {
 }
 
 impl Source {
-    /// Any node proxy of a lab or a cluster, unless [`Self::all`] of them are queried. The selected one is not printed.
+    /// Creates a source without further flags: any node proxy of the lab or cluster, or the proxies of all nodes by
+    /// [`Self::all`]. The command does not print which one it queries.
     pub(crate) fn any(lab: Option<&str>, target: &Target) -> Self {
         Self {
             address: None,
@@ -85,7 +86,7 @@ impl Source {
         }
     }
 
-    /// The node proxy of a node of a running lab.
+    /// Creates the source for the node proxy of one node of a running lab.
     pub(crate) fn node(lab: &str, node: &str) -> Self {
         Self {
             node: Some(node.to_owned()),
@@ -93,7 +94,7 @@ impl Source {
         }
     }
 
-    /// Returns the control plane of the same lab or cluster.
+    /// Returns the source for the control plane of the same lab or cluster.
     pub(crate) fn of_control(&self) -> Self {
         Self {
             control: true,
@@ -101,7 +102,7 @@ impl Source {
         }
     }
 
-    /// The control plane of a running lab.
+    /// Creates the source for the control plane of a running lab.
     pub(crate) fn control(lab: &str) -> Self {
         Self {
             node: None,
@@ -110,13 +111,13 @@ impl Source {
         }
     }
 
-    /// Whether flags name no source.
+    /// Whether no flag selects a component, address or file.
     pub(crate) fn is_open(&self) -> bool {
         let place = (&self.address, &self.node, &self.pod, &self.file);
         matches!(place, (None, None, None, None)) && !self.control
     }
 
-    /// Returns the source for the node proxy of a node.
+    /// Returns the source for the node proxy of one node of the same lab or cluster.
     pub(crate) fn at(&self, node: &str) -> Self {
         Self {
             node: Some(node.to_owned()),
@@ -124,7 +125,7 @@ impl Source {
         }
     }
 
-    /// Returns the sources that flags name, or the node proxies of all nodes.
+    /// Returns the source that flags select, or else one for the node proxy of each node.
     pub(crate) fn all(&self) -> Result<Vec<Self>, CliError> {
         if !self.is_open() {
             return Ok(vec![self.clone()]);
@@ -142,7 +143,8 @@ impl Source {
         Ok(nodes.iter().map(|node| self.at(node)).collect())
     }
 
-    /// Reads the dump of the source.
+    /// Fetches the `/config_dump` of the source, or the `/debug/ambientz` of a control plane, or reads it from the
+    /// file.
     pub(crate) fn dump(&self) -> Result<Dump, CliError> {
         if let Some(file) = &self.file {
             let read = match file.to_str() {
@@ -162,7 +164,7 @@ impl Source {
         Dump::parse(&checked(answer, DUMP)?)
     }
 
-    /// Sends a request that must succeed, and returns the body.
+    /// Sends a request without a body, and returns the response body; any status but 200 is an error.
     pub(crate) fn succeed(&self, method: Method, path: &str) -> Result<Vec<u8>, CliError> {
         checked(self.ask(method, path)?, path)
     }
@@ -171,7 +173,7 @@ impl Source {
         self.send(method, path, Bytes::new())
     }
 
-    /// Sends a request with a body.
+    /// Sends a request with a body, and returns the response of any status.
     pub(crate) fn send(
         &self,
         method: Method,
@@ -221,7 +223,7 @@ impl Source {
         send(stream, &method, (&host, &format!("{prefix}{path}")), body)
     }
 
-    /// Prints the source to standard error.
+    /// Prints to standard error which component is queried.
     fn tell(&self, whom: &str) {
         if !self.is_quiet {
             progress(&format!("querying {whom}"));
@@ -257,14 +259,14 @@ impl Source {
         })
     }
 
-    /// Returns the lab or cluster of the source's objects; `None` if it is unknown.
+    /// Returns the lab (or none) and the cluster that have the source's objects; `None` for a file or a bare address.
     pub(crate) fn objects_from(&self) -> Option<(Option<String>, &Target)> {
         let is_placed = self.node.is_some() || self.pod.is_some() || self.control;
         let is_known = self.file.is_none() && (self.address.is_none() || is_placed);
         is_known.then(|| (self.lab(), &self.target))
     }
 
-    /// Returns the selected lab, if any.
+    /// Returns the lab that the flags select, if any.
     pub(crate) fn lab(&self) -> Option<String> {
         self.target.lab(self.lab.as_deref())
     }
@@ -282,7 +284,7 @@ impl Source {
     }
 }
 
-/// Lists the nodes of a lab with a mesh.
+/// Lists the nodes of a lab; an error if the lab runs without the mesh.
 fn nodes_of(lab: &str) -> Result<Vec<String>, CliError> {
     let status = labs::find(lab)?.status().map_err(labs::client_error)?;
     if !status.mesh {
@@ -346,7 +348,7 @@ pub(crate) fn request(
     send(stream, method, (host, path), Bytes::new())
 }
 
-/// [`request`] with a body.
+/// Sends a request with a body over an open connection.
 pub(crate) fn send(
     stream: TcpStream,
     method: &Method,
@@ -364,7 +366,7 @@ pub(crate) fn send(
     })
 }
 
-/// Converts a blocking stream to one of the current runtime.
+/// Converts a blocking stream to a tokio stream of the current runtime.
 pub(crate) fn asynchronous(stream: TcpStream) -> std::io::Result<tokio::net::TcpStream> {
     stream.set_nonblocking(true)?;
     tokio::net::TcpStream::from_std(stream)

@@ -29,9 +29,9 @@ mod report;
 pub(crate) use in_lab::answer_of;
 use report::{PodResponse, Report, Responses, WaypointResponses, report, words};
 
-/// Maximum pods that are queried concurrently.
+/// Maximum number of pods that are queried concurrently.
 const MAX_CONCURRENT_QUERIES: usize = 8;
-/// Timeout for a pod to respond.
+/// Timeout for the response of one pod.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Flags of `ambit status`.
@@ -50,7 +50,7 @@ pub(crate) struct StatusArgs {
     output: Format,
 }
 
-/// Shows the status.
+/// Queries all components, and shows the status of the mesh.
 pub(crate) fn run(args: &StatusArgs) -> Result<(), CliError> {
     let node = args.node.as_deref();
     let gathered = match args.target.lab(args.lab.as_deref()) {
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<(), CliError> {
     output::print(args.output, &report, || words(&report))
 }
 
-/// Returns the report, and its form for display.
+/// Returns the status of a cluster's mesh, as data and as text for display.
 pub(crate) async fn gather_report(
     cluster: &Cluster,
     namespace: &str,
@@ -74,7 +74,7 @@ pub(crate) async fn gather_report(
     Ok((report, words))
 }
 
-/// Queries all components of the mesh.
+/// Queries all components of a cluster's mesh.
 async fn gather(
     cluster: &Cluster,
     namespace: &str,
@@ -127,7 +127,7 @@ async fn gather(
     })
 }
 
-/// Queries the pods of the cluster's waypoints; returns none if Gateways are not defined.
+/// Queries the pods of the cluster's waypoints; none if the Gateways cannot be listed.
 async fn waypoints(cluster: &Cluster) -> Vec<WaypointResponses> {
     let mut gathered = Vec::new();
     for gateway in waypoint::of_cluster(cluster).await.unwrap_or_default() {
@@ -154,7 +154,7 @@ async fn ask_all<T: DeserializeOwned>(
         .await
 }
 
-/// Queries a pod for JSON.
+/// Fetches JSON from a pod of the mesh.
 pub(crate) async fn ask<T: DeserializeOwned>(
     cluster: &Cluster,
     pod: Pod,

@@ -1,4 +1,5 @@
-//! `ambit policy suggest`: the narrowest AuthorizationPolicies that allow the traffic of a period, from flow events.
+//! `ambit policy suggest`: suggests the narrowest AuthorizationPolicies that allow the traffic of a period, from flow
+//! events.
 
 mod observations;
 mod rules;
@@ -51,7 +52,7 @@ pub(crate) struct SuggestArgs {
     dry_run: bool,
 }
 
-/// Prints the policies with notes as comments.
+/// Prints the suggested policies, with notes as comments.
 pub(crate) fn run(args: &SuggestArgs) -> Result<(), CliError> {
     let mut seen = match &args.file {
         Some(file) => read(file)?,
@@ -84,7 +85,7 @@ pub(crate) fn run(args: &SuggestArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Adds open connections to pods: connections from before the period cause no event until they end.
+/// Adds the open connections of node proxies' dumps: connections from before the period cause no event until they end.
 fn add_open(args: &SuggestArgs, seen: &mut Observations) -> Result<(), CliError> {
     let place = &args.place;
     let source = Source::any(
@@ -100,7 +101,7 @@ fn add_open(args: &SuggestArgs, seen: &mut Observations) -> Result<(), CliError>
     Ok(())
 }
 
-/// Collects flow events for the period.
+/// Reads flow events for the period, and collects the observed traffic.
 fn watch(args: &SuggestArgs) -> Result<Observations, CliError> {
     wait(async {
         let filter = Filter {
@@ -128,7 +129,7 @@ fn watch(args: &SuggestArgs) -> Result<Observations, CliError> {
     })
 }
 
-/// Reads recorded flow events from a file.
+/// Reads flow events that were recorded in a file, and collects the observed traffic.
 fn read(file: &PathBuf) -> Result<Observations, CliError> {
     let unreadable = |error: io::Error| {
         let what = format!("cannot read {}", file.display());

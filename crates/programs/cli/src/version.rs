@@ -33,7 +33,7 @@ struct Versions {
     client: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     server: Option<Server>,
-    /// Reason why the cluster does not respond.
+    /// Reason why the cluster's versions are unavailable.
     #[serde(skip_serializing_if = "Option::is_none")]
     trouble: Option<String>,
 }
@@ -41,13 +41,13 @@ struct Versions {
 #[derive(Debug, Serialize)]
 struct Server {
     kubernetes: String,
-    /// Version that is installed.
+    /// Version of the mesh that is installed in the cluster.
     installed: Option<String>,
-    /// Number of pods by component and version.
+    /// Number of pods by component and by the version that they run.
     parts: BTreeMap<&'static str, BTreeMap<String, usize>>,
 }
 
-/// Shows the versions. An unreachable cluster is no failure, since this command line has a version anyway.
+/// Prints the versions. An unreachable cluster is no failure: the version of this command line is known anyway.
 pub(crate) fn run(args: &VersionArgs) -> Result<(), CliError> {
     let response = (!args.client).then(|| wait(ask(&args.target)));
     let (server, trouble) = match response {

@@ -1,6 +1,6 @@
 //! `ambit explain`: follows one request from proxy to proxy without sending it. Each proxy on the path predicts its
-//! result from its current state by the code that serves requests (`POST /explain`); this command queries them in
-//! order, and prints the client's response.
+//! decision from its current state, by the code that serves requests (`POST /explain`); this command queries them in
+//! order, and prints the response that the client would get.
 
 mod args;
 mod mesh;
@@ -20,17 +20,17 @@ pub(crate) use args::WalkArgs;
 use mesh::Mesh;
 pub(crate) use report::{Answer, AnswerKind, Part, Report};
 
-/// Maximum proxies on a request's path.
+/// Maximum number of proxies through which a request is followed.
 const MAX_PARTS: usize = 8;
 
-/// Explains; the exit code is 1 if the request would be refused.
+/// Prints the prediction; the exit code is 1 if the request would be refused.
 pub(crate) fn run(args: &WalkArgs) -> Result<ExitCode, CliError> {
     let report = explain(args)?;
     output::print(args.output, &report, || words::of(&report))?;
     Ok(ExitCode::from(u8::from(!report.allowed)))
 }
 
-/// Follows a request from proxy to proxy.
+/// Follows a request from proxy to proxy, and returns the prediction.
 pub(crate) fn explain(args: &WalkArgs) -> Result<Report, CliError> {
     let (host, port) = query::target(&args.to)?;
     let request = query::request(args, &host, port)?;
@@ -57,7 +57,7 @@ pub(crate) fn explain(args: &WalkArgs) -> Result<Report, CliError> {
     ))
 }
 
-/// Request that is followed through the proxies.
+/// Prediction in progress: the request, and the proxies that have been queried so far.
 struct Walk {
     mesh: Mesh,
     request: HttpQuery,
@@ -91,7 +91,7 @@ impl Walk {
         }
     }
 
-    /// Adds the prediction of the next proxy, or the facts known without one.
+    /// Queries the proxy at `hop` for its prediction, or returns the final response if no further proxy can be queried.
     fn step(
         &self,
         hop: &Hop,
@@ -131,7 +131,8 @@ impl Walk {
         })
     }
 
-    /// Response to the client when a proxy rejects the connection; for a waypoint the client's, before it responds.
+    /// Returns the client's response when the last proxy rejects the connection: a 503 of the first of the waypoints
+    /// directly before that proxy, or else a reset.
     fn refused(&self, by: String, why: String) -> Answer {
         let before = self.parts.iter().rev().skip(1);
         let waypoint = before.take_while(|part| part.is_waypoint).last();

@@ -1,4 +1,5 @@
-//! `ambit waypoint`: the Gateways that are waypoints, of a cluster or of a running lab.
+//! `ambit waypoint`: lists, creates and deletes waypoints (Gateways) of a cluster or of a running lab, and shows their
+//! records.
 
 mod args;
 mod gateway;
@@ -48,7 +49,7 @@ pub(crate) enum WaypointCommand {
     Delete(DeleteArgs),
 }
 
-/// Runs a command.
+/// Runs a subcommand of `ambit waypoint`.
 pub(crate) fn run(command: &WaypointCommand) -> Result<(), CliError> {
     match command {
         WaypointCommand::Generate(made) => {
@@ -76,13 +77,13 @@ pub(crate) fn run(command: &WaypointCommand) -> Result<(), CliError> {
     }
 }
 
-/// Returns a cluster's waypoints that this mesh manages.
+/// Lists the cluster's waypoints that Ambit's control plane manages.
 pub(crate) async fn of_cluster(cluster: &Cluster) -> Result<Vec<Seen>, CliError> {
     let all = in_cluster::of(cluster).await?;
     Ok(sorted(all, Seen::is_waypoint))
 }
 
-/// Pods of a waypoint of a cluster; none where they cannot be listed.
+/// Lists the pods of a waypoint in a cluster; none if they cannot be listed.
 pub(crate) async fn pods(cluster: &Cluster, gateway: &Seen) -> Vec<Pod> {
     in_cluster::pods(cluster, gateway).await.unwrap_or_default()
 }
@@ -130,7 +131,7 @@ fn conditions(found: &[Seen], everywhere: bool) -> String {
     table(header_of(&header, everywhere), rows)
 }
 
-/// Returns the header, whose namespace column appears only with several namespaces.
+/// Returns the table's header, without the namespace column unless all namespaces are listed.
 fn header_of<'a>(header: &'a [&'a str], everywhere: bool) -> &'a [&'a str] {
     header.get(usize::from(!everywhere)..).unwrap_or_default()
 }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-/// Schedule of one worker. Times are offsets from the beginning of the load.
+/// Schedule of one worker's requests. Times are offsets from the beginning of the load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Schedule {
     /// Due time of the first request.
@@ -14,17 +14,16 @@ pub(super) struct Schedule {
     next: u32,
 }
 
-/// Request that is due.
+/// Request that a worker must send next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DueRequest {
     pub(super) due: Duration,
-    /// Number of earlier requests that could not be sent in time.
+    /// Number of requests before this one that were skipped, since an earlier one took too long.
     pub(super) missed: u32,
 }
 
 impl Schedule {
-    /// Returns the schedule of worker `worker` of `workers` that together send `rate` requests a
-    /// second.
+    /// Creates the schedule of worker number `worker` of `workers`, which together send `rate` requests per second.
     pub(super) fn share(rate: u32, worker: u32, workers: u32) -> Self {
         let each = Duration::from_secs(1) / rate.max(1);
         Self {
@@ -34,7 +33,7 @@ impl Schedule {
         }
     }
 
-    /// Returns the schedule of a request every `interval`, starting after `first`.
+    /// Creates the schedule of a worker that sends a request every `interval`, the first one at `first`.
     pub(super) fn every(interval: Duration, first: Duration) -> Self {
         Self {
             first,
@@ -43,7 +42,7 @@ impl Schedule {
         }
     }
 
-    /// Returns the next request: to be sent when it is due, or at once if that time has passed.
+    /// Returns the next request, which is to be sent at its due time, or at once if that has passed.
     pub(super) fn next_request(&mut self, now: Duration) -> DueRequest {
         let behind = now.saturating_sub(self.first).as_nanos() / self.interval.as_nanos().max(1);
         let newest = u32::try_from(behind).unwrap_or(u32::MAX);
@@ -56,7 +55,7 @@ impl Schedule {
         }
     }
 
-    /// Returns the interval between requests.
+    /// Returns the interval between the worker's requests.
     pub(super) fn interval(&self) -> Duration {
         self.interval
     }

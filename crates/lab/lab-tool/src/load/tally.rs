@@ -1,5 +1,5 @@
-//! Results of the load: the outcome of every request, the longest time without success, and
-//! latencies. Knows neither sockets nor clocks.
+//! Results of the load: the outcome of every request, the longest time without a success, and latencies. Pure: uses
+//! neither sockets nor clocks.
 
 use std::{collections::BTreeMap, io, time::Duration};
 
@@ -11,13 +11,13 @@ use serde::Serialize;
 pub(super) enum Mode {
     /// One request after the other on connections that stay open.
     KeepAlive,
-    /// Requests on new connections.
+    /// Each request on a new connection.
     New,
-    /// Long-lived connections with occasional messages.
+    /// Occasional messages on long-lived connections to an echo server.
     Long,
 }
 
-/// Failure of a request from the client's view.
+/// Kind of a request's failure, as the client observes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Kind {
@@ -26,7 +26,7 @@ pub(super) enum Kind {
     Eof,
     Timeout,
     Unreachable,
-    /// Response to another request.
+    /// Response with an unexpected status or content.
     WrongAnswer,
     Other,
 }
@@ -46,30 +46,30 @@ impl From<&io::Error> for Kind {
     }
 }
 
-/// One finished request. Times are offsets from the beginning of the load.
+/// Result of one request. Times are offsets from the beginning of the load.
 #[derive(Clone, Debug)]
 pub(super) struct Finished {
     pub(super) mode: Mode,
-    /// Index of the connection or worker within its mode.
+    /// Number of the worker within its mode.
     pub(super) worker: u32,
     pub(super) due: Duration,
     pub(super) at: Duration,
-    /// Number of earlier requests that were skipped, each `interval` apart.
+    /// Number of requests before this one that were skipped, each `interval` apart.
     pub(super) missed: u32,
     pub(super) interval: Duration,
-    /// Whether the request needed a new connection.
+    /// Whether the request was the first on a new connection.
     pub(super) opening: bool,
     pub(super) failure: Option<Failure>,
 }
 
-/// Why a request failed.
+/// Kind of a request's failure, and the text of the error.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
     pub(super) kind: Kind,
     pub(super) text: String,
 }
 
-/// Sums of one mode.
+/// Sums of the results of one mode.
 #[derive(Clone, Debug, Default)]
 struct Sums {
     requests: u64,
@@ -81,7 +81,7 @@ struct Sums {
     last_success: Option<Duration>,
     longest_gap: Gap,
     latencies: Latencies,
-    /// Workers without a success yet.
+    /// Number of workers that must succeed before the load counts as running.
     silent: u32,
     responding_workers: std::collections::BTreeSet<u32>,
 }
@@ -99,7 +99,7 @@ impl Sums {
         self.last_success = Some(self.last_success.map_or(at, |last| last.max(at)));
     }
 
-    /// Records the time since the last success, if it is the longest gap.
+    /// Records the time from the last success until `at`, if it is the longest gap.
     fn gap_until(&mut self, at: Duration) {
         let Some(from) = self.last_success else {
             return;
@@ -111,36 +111,36 @@ impl Sums {
     }
 }
 
-/// Results so far.
+/// Results of the load so far, by mode.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tally(BTreeMap<Mode, Sums>);
 
-/// Summary of one mode, as it is printed. Times are milliseconds.
+/// Summary of one mode's results, as it is printed. Times are in milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Summary {
     pub(super) requests: u64,
     pub(super) failed: u64,
-    /// Failures by kind.
+    /// Number of failed requests by kind.
     pub(super) failures: BTreeMap<Kind, u64>,
-    /// Failures while a connection was being opened, or at its first request.
+    /// Number of failures while a connection was being opened, or at its first request.
     pub(super) failed_openings: u64,
-    /// Open connections that broke.
+    /// Number of failures on connections that had been open.
     pub(super) broken: u64,
-    /// Number of connections opened.
+    /// Number of connections whose first request succeeded.
     pub(super) opened: u64,
-    /// Requests that were skipped because an earlier one was not completed in time.
+    /// Number of requests that were skipped because an earlier one was not completed in time.
     pub(super) missed: u64,
-    /// Longest time between two successes, with its start.
+    /// Longest time between two successes of a mode; `longest_gap_at_ms` is its beginning.
     pub(super) longest_gap_ms: f64,
     pub(super) longest_gap_at_ms: f64,
-    /// Median latency from the due time to the response, including missed requests.
+    /// Median latency from the due time to the response, including skipped requests.
     pub(super) p50_ms: f64,
     pub(super) p99_ms: f64,
     pub(super) max_ms: f64,
 }
 
 impl Tally {
-    /// Announces the number of workers that will report for a mode.
+    /// Sets the number of workers that will report results for a mode.
     pub(super) fn expect(&mut self, mode: Mode, workers: u32) {
         self.0.entry(mode).or_default().silent = workers;
     }
@@ -169,14 +169,14 @@ impl Tally {
         }
     }
 
-    /// Whether every worker has succeeded at least once.
+    /// Whether every expected worker has succeeded at least once.
     pub(super) fn is_running(&self) -> bool {
         self.0.values().all(|sums| {
             sums.responding_workers.len() >= usize::try_from(sums.silent).unwrap_or(usize::MAX)
         })
     }
 
-    /// Returns the summaries to print; silence until `now` counts as a gap.
+    /// Returns the summary of each mode; the time from the last success until `now` counts as a gap.
     pub(super) fn summaries(&self, now: Duration) -> BTreeMap<Mode, Summary> {
         let summary = |sums: &Sums| {
             let mut sums = sums.clone();
@@ -203,17 +203,17 @@ impl Tally {
     }
 }
 
-/// Converts to milliseconds with three digits after the point.
+/// Converts a duration to milliseconds, rounded to microseconds.
 pub(super) fn milliseconds(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// Latency histogram with a precision of about three percent.
+/// Histogram of latencies, by latency in microseconds, with a precision of about three percent.
 #[derive(Clone, Debug, Default)]
 struct Latencies(BTreeMap<u64, u64>);
 
 impl Latencies {
-    /// Binary digits of a latency in microseconds that are recorded.
+    /// Number of leading binary digits of a latency in microseconds that the histogram keeps.
     const PRECISION_DIGITS: u32 = 6;
 
     fn add(&mut self, latency: Duration) {

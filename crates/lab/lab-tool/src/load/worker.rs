@@ -1,4 +1,4 @@
-//! Thread of the load: a connection that is reused or reopened, and a request whenever one is due.
+//! Worker thread of the load: sends a request whenever one is due, on a connection that is reused or reopened.
 
 use std::{
     io::{self, Read, Write},
@@ -17,11 +17,11 @@ use super::{
 };
 use crate::http1::{Connection, Url, connect};
 
-/// Start of the load, on both clocks.
+/// Beginning of the load, as monotonic time and as Unix time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
     pub(super) start: Instant,
-    /// Time since 1970.
+    /// Unix time at the beginning of the load.
     pub(super) unix: Duration,
 }
 
@@ -30,13 +30,13 @@ impl Clock {
         self.start.elapsed()
     }
 
-    /// Converts an offset to seconds since 1970.
+    /// Converts an offset from the beginning of the load to Unix time in seconds.
     pub(super) fn at(self, offset: Duration) -> f64 {
         (self.unix + offset).as_secs_f64()
     }
 }
 
-/// Task of a worker.
+/// Kind of request that a worker sends.
 #[derive(Debug)]
 pub(super) enum Task {
     Get { url: Url, expect: String },
@@ -53,22 +53,22 @@ pub(super) struct Worker {
     pub(super) task: Task,
 }
 
-/// Open connection of a mode.
+/// Open connection of a worker, for HTTP or echo requests.
 enum Open {
     Http(Connection),
     Echo(TcpStream),
 }
 
 impl Open {
-    /// Whether the server has announced the end: this is no failure, and the next request uses
-    /// another connection.
+    /// Whether the server announced that it closes the connection: this is no failure, and the next request opens
+    /// another one.
     fn has_ended(&self) -> bool {
         matches!(self, Self::Http(connection) if connection.has_ended())
     }
 }
 
 impl Worker {
-    /// Sends due requests until the load ends.
+    /// Sends the requests of the schedule until `ended` is set, and reports the result of each.
     pub(super) fn run(mut self, clock: Clock, report: &mpsc::Sender<Finished>, ended: &AtomicBool) {
         let mut open = None;
         loop {
@@ -149,8 +149,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs a worker against a server that handles each connection by `serve`, for a number of
-    /// reports.
+    /// Runs a worker against a server that handles each connection by `serve`, and returns its first results.
     fn outcomes(
         mode: Mode,
         task: Task,

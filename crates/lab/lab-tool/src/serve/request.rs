@@ -1,25 +1,25 @@
-//! Reads requests of the test server to the end of their body before responding. A server that
-//! responds sooner hides from tests whether a proxy would have delivered the rest.
+//! Reads a request of the test server to the end of its body, before the server responds. A server that responds sooner
+//! hides from tests whether a proxy would have delivered the rest.
 
 use std::io::{self, BufRead, Read as _};
 
 use crate::http1::MAX_HEAD_BYTES;
 
-/// Maximum lines of a head, and of the trailers after a body.
+/// Maximum number of lines of a request's head, and of the trailers after its body.
 const MAX_LINES: usize = 256;
 
-/// Framing of a body (RFC 9112, section 6.3).
+/// Framing of a request's body (RFC 9112, section 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Body {
     Length(u64),
     Chunked,
 }
 
-/// Reads one request and returns its first line; `None` when the client has finished, or exceeds
-/// the maximum head.
+/// Reads one request and returns its request line; `None` if the client has closed the connection, or the head has too
+/// many lines.
 ///
 /// # Errors
-/// Connections that end within the body, and malformed chunks.
+/// When the connection ends within the body, or a chunk is malformed.
 pub(super) fn read(reader: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut first = String::new();
     let mut body = Body::Length(0);
@@ -40,7 +40,7 @@ pub(super) fn read(reader: &mut impl BufRead) -> io::Result<Option<String>> {
     Ok(None)
 }
 
-/// Returns the body framing that a header line declares.
+/// Returns the framing of the body, if this header line declares one.
 fn described(line: &str) -> Option<Body> {
     let (name, value) = line.split_once(':')?;
     match name.to_ascii_lowercase().as_str() {
@@ -82,7 +82,7 @@ fn skip_bytes(reader: &mut impl BufRead, length: u64) -> io::Result<()> {
     }
 }
 
-/// Returns the next line; `None` at the end of the connection.
+/// Reads the next line; `None` at the end of the connection.
 fn line(reader: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut line = String::new();
     let read = reader.take(MAX_HEAD_BYTES).read_line(&mut line)?;

@@ -1,29 +1,29 @@
-//! Desired pods of the manifests: bare ones, and those of Deployments.
+//! Derives the pods that should exist from the manifests: bare pods, and replicas of Deployments.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use ambit_k8s_api::{Deployment, Kind, Object, ObjectKey, ObjectMeta, Pod, labels};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
-/// A pod that should exist.
+/// Pod that should exist according to the manifests.
 pub(super) struct Desired {
     pub(super) pod: Arc<Pod>,
-    /// Deployment that the pod belongs to, if the pod is not in the manifests itself.
+    /// Deployment of which the pod is a replica; `None` for a pod of the manifests.
     pub(super) deployment: Option<DesiredDeployment>,
 }
 
-/// A Deployment with replicas.
+/// Deployment that a desired pod is a replica of.
 #[derive(Clone, Debug)]
 pub(super) struct DesiredDeployment {
     pub(super) key: ObjectKey,
-    /// Name of the owner of the template's pods.
+    /// Name of the ReplicaSet that owns the pods of the current template.
     pub(super) replica_set: String,
-    /// Whether pods of another template stay until new ones are ready.
+    /// Whether pods of an earlier template run until new ones are ready (strategy `RollingUpdate`).
     pub(super) rolling: bool,
 }
 
 impl Desired {
-    /// Returns the UID in the manifest.
+    /// Returns the UID that the pod's manifest sets, if any.
     pub(super) fn uid(&self) -> Option<String> {
         self.pod.metadata.uid.clone().filter(|uid| !uid.is_empty())
     }
@@ -98,7 +98,7 @@ fn expand(key: &ObjectKey, deployment: &Deployment, pods: &mut BTreeMap<ObjectKe
     }
 }
 
-/// Formats a number like Kubernetes' hashes in names: without vowels, so that no words occur.
+/// Formats a number like the hashes in Kubernetes' names: without vowels, so that no words occur.
 fn name_of(mut number: u64, length: usize) -> String {
     const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
     let mut name = String::with_capacity(length);
@@ -110,7 +110,7 @@ fn name_of(mut number: u64, length: usize) -> String {
     name
 }
 
-/// Hashes with FNV-1a, which gives the same names in every run; the standard hasher does not.
+/// Hashes bytes with FNV-1a, so that names are the same in every run, unlike with the standard hasher.
 fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

@@ -1,4 +1,4 @@
-//! Objects, and parts of objects, that the lab adds to the manifests.
+//! Objects that the lab itself generates, and fields that it adds to objects of the manifests.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use super::{
     waypoints::Problem,
 };
 
-/// Kinds of objects that decide the scopes of policies.
+/// Kinds of objects that determine to which workloads policies apply.
 pub(super) const POLICY_SCOPE_KINDS: [Kind; 9] = [
     Kind::Namespace,
     Kind::Pod,
@@ -23,7 +23,7 @@ pub(super) const POLICY_SCOPE_KINDS: [Kind; 9] = [
     Kind::PeerAuthentication,
 ];
 
-/// Returns an object of one of these kinds as a manifest.
+/// Returns the manifest of an object whose kind is in [`POLICY_SCOPE_KINDS`]; `None` for other kinds.
 pub(super) fn of_policies(object: &Object) -> Option<Value> {
     let value = match object {
         Object::Namespace(object) => serde_json::to_value(&**object),
@@ -42,7 +42,7 @@ pub(super) fn of_policies(object: &Object) -> Option<Value> {
     Some(value)
 }
 
-/// Removes null members, which manifests omit.
+/// Removes null members from JSON, as manifests omit them.
 fn leave_out_nulls(value: &mut Value) {
     match value {
         Value::Object(members) => {
@@ -77,7 +77,8 @@ pub(super) fn namespace(name: &str) -> Value {
     })
 }
 
-/// Returns the addresses of a service, to be merged into its manifest, or a complete object if it has no manifest.
+/// Returns a service with its addresses: complete from the manifest `whole` if the lab generated it, else only the
+/// fields to merge into the user's manifest.
 pub(super) fn service(key: &ObjectKey, whole: Option<Value>, ips: &[IpAddr]) -> Value {
     let texts: Vec<_> = ips.iter().map(ToString::to_string).collect();
     let families: Vec<_> = ips
@@ -95,8 +96,8 @@ pub(super) fn service(key: &ObjectKey, whole: Option<Value>, ips: &[IpAddr]) -> 
     value
 }
 
-/// Gateway with the status that the control plane gives one whose service is called `host`; `has_been_ready`: whether
-/// the status has the address, which it has from the first readiness on.
+/// Returns the status of a waypoint's Gateway as the control plane writes it; `host` is the name of its service. The
+/// addresses are in it once the waypoint `has_been_ready`.
 pub(super) fn gateway(
     key: &ObjectKey,
     host: &str,
@@ -133,7 +134,7 @@ pub(super) fn gateway(
     })
 }
 
-/// Returns the status of a Gateway for which no waypoint can be deployed.
+/// Returns the status of a Gateway for which no waypoint can be generated.
 pub(super) fn refused_gateway(key: &ObjectKey, problem: &Problem) -> Value {
     let none = condition("Programmed", "Invalid", "no waypoint is made for it");
     json!({
@@ -143,12 +144,12 @@ pub(super) fn refused_gateway(key: &ObjectKey, problem: &Problem) -> Value {
     })
 }
 
-/// Condition of an invalid Gateway.
+/// Returns the condition `Accepted: False` of an invalid Gateway.
 pub(super) fn not_accepted(problem: &Problem) -> Value {
     condition("Accepted", problem.reason, &problem.why)
 }
 
-/// Condition of a Gateway that requests an autoscaler.
+/// Returns the condition of a Gateway that requests an autoscaler, which labs do not have.
 pub(super) fn no_autoscaler() -> Value {
     condition(
         "ambit.io/Autoscaled",
@@ -161,7 +162,7 @@ fn condition(name: &str, reason: &str, message: &str) -> Value {
     json!({"type": name, "status": "False", "reason": reason, "message": message})
 }
 
-/// Replaces the condition of the same type, or adds it.
+/// Sets a status condition of an object, in place of one of the same type.
 pub(super) fn set_condition(object: &mut Value, condition: Value) {
     let conditions = object.pointer_mut("/status/conditions");
     if let Some(conditions) = conditions.and_then(Value::as_array_mut) {

@@ -1,17 +1,17 @@
-//! Pods that run or should run, and their observed state.
+//! Pods of the cluster with their node, and their observed state.
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
 use ambit_k8s_api::{ObjectKey, Pod};
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
-/// One incarnation of a pod, bound to its node.
+/// One incarnation (UID) of a pod, bound to its node.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PodPlan {
     pub(crate) uid: String,
     pub(crate) node: String,
     pub(crate) pod: Arc<Pod>,
-    /// Deployment for which the lab created the object; `None` if the object is in the manifests.
+    /// Deployment of which the pod is a replica; `None` for a pod of the manifests.
     pub(crate) deployment: Option<ObjectKey>,
 }
 
@@ -39,7 +39,7 @@ impl PodPlan {
         .unwrap_or("default")
     }
 
-    /// The name of its owner.
+    /// Returns the name of the pod's first owner, such as a ReplicaSet.
     pub(crate) fn owner(&self) -> Option<&str> {
         let owners = self
             .pod
@@ -72,7 +72,7 @@ impl PodPlan {
         self.pod.spec.as_ref().map_or(&[], |spec| &spec.containers)
     }
 
-    /// Whether the pod has a projected volume with a service account token.
+    /// Whether the pod has a projected volume with a service account token for this audience.
     pub(crate) fn wants_token(&self, audience: &str) -> bool {
         let volumes = self.spec().and_then(|spec| spec.volumes.as_deref());
         let sources = volumes
@@ -100,7 +100,7 @@ impl PodPlan {
     }
 }
 
-/// The phase of a pod.
+/// Phase of a pod, as in Kubernetes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Phase {
     #[default]
@@ -121,13 +121,13 @@ impl Phase {
     }
 }
 
-/// The observed state of a pod.
+/// State of a pod, as its runner observed it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Observed {
     pub(crate) phase: Phase,
     pub(crate) ips: Vec<IpAddr>,
     pub(crate) containers: Vec<ContainerObserved>,
-    /// Reason why the pod makes no progress.
+    /// Reason why the pod makes no progress, for instance a failed sandbox.
     pub(crate) message: Option<String>,
 }
 
@@ -137,7 +137,7 @@ impl Observed {
     }
 }
 
-/// The observed state of a container.
+/// State of a container, as the pod's runner observed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ContainerObserved {
     pub(crate) name: String,
@@ -158,7 +158,7 @@ impl ContainerObserved {
     }
 }
 
-/// Whether a container runs.
+/// State of a container's process, with the reason why it waits, or its exit code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ContainerState {
     Waiting(String),
@@ -176,7 +176,7 @@ impl fmt::Display for ContainerState {
     }
 }
 
-/// Pod of the cluster and the state that its runner reported.
+/// Pod of the cluster, with the state that its runner last reported.
 pub(super) struct PodRecord {
     pub(super) plan: PodPlan,
     pub(super) observed: Observed,

@@ -1,5 +1,5 @@
-//! Rollout of a Deployment after a change of its template: new pods start at once beside those of the earlier template,
-//! and one of these stops whenever a new one is ready.
+//! Rollout of a Deployment after a change of its template: all new pods start at once beside those of the earlier
+//! template, and one of these stops whenever a new one is ready.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,14 +7,14 @@ use ambit_k8s_api::ObjectKey;
 
 use super::{expand::Desired, pod::PodRecord};
 
-/// The progress of a Deployment.
+/// Rollout progress of a Deployment: numbers of desired and of ready pods of the current template.
 struct Progress<'a> {
     replica_set: &'a str,
     desired: usize,
     ready: usize,
 }
 
-/// Returns the undesired pods that stay until their replacements are ready.
+/// Returns the pods of earlier templates that must keep running until their replacements are ready.
 pub(super) fn staying(
     pods: &BTreeMap<ObjectKey, PodRecord>,
     desired: &BTreeMap<ObjectKey, Desired>,

@@ -4,19 +4,19 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use ambit_k8s_api::{Kind, Object, ObjectKey, Pod};
 
-/// A node of the lab.
+/// Node of the lab, as the scheduler sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeInfo {
     pub(crate) name: String,
     pub(crate) ips: Vec<IpAddr>,
 }
 
-/// Label that every node has: its name.
+/// Label of every node with the node's name.
 pub(super) const HOSTNAME: &str = "kubernetes.io/hostname";
 
-/// Chooses the node with the fewest pods of the same owner, then the fewest pods.
+/// Chooses the node with the fewest pods of the same owner, and among those the one with the fewest pods.
 ///
-/// `placed` are the running pods: node and owner.
+/// `placed` has node and owner of each running pod.
 pub(super) fn choose(
     nodes: &[NodeInfo],
     objects: &BTreeMap<ObjectKey, Object>,

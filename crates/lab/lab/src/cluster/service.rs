@@ -1,4 +1,4 @@
-//! Services with their addresses and endpoints.
+//! Services of the cluster with their virtual addresses and endpoints.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use k8s_openapi::{api::core::v1::ServicePort, apimachinery::pkg::util::intstr::I
 use super::{Observed, PodPlan};
 use crate::addresses::AddressPlan;
 
-/// Service as clients outside the mesh observe it.
+/// Service with the addresses, ports and ready endpoints that DNS and address translation use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServiceView {
     pub(crate) namespace: String,
@@ -16,11 +16,11 @@ pub(crate) struct ServiceView {
     /// Virtual addresses; none for a headless service.
     pub(crate) ips: Vec<IpAddr>,
     pub(crate) ports: Vec<PortView>,
-    /// Addresses of the endpoints with their host names, for headless services.
+    /// Endpoints of a headless service: host name and address.
     pub(crate) endpoints: Vec<(String, IpAddr)>,
 }
 
-/// One port of a service.
+/// Port of a service, with the endpoints behind it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PortView {
     /// Name by which other objects and DNS refer to the port; often empty.
@@ -30,7 +30,8 @@ pub(crate) struct PortView {
     pub(crate) targets: Vec<(IpAddr, u16)>,
 }
 
-/// Returns the addresses of a service: those in its manifest, its earlier ones, or new ones.
+/// Returns the virtual addresses of a service: those in its manifest, else its `old` ones, else those of the index
+/// `next`.
 pub(super) fn addresses(
     service: &Service,
     plan: AddressPlan,
@@ -67,7 +68,7 @@ pub(super) fn addresses(
     fresh
 }
 
-/// Returns the current state of the service; `None` for a service without addresses and endpoints.
+/// Returns a service with its current endpoints; `None` for an ExternalName service.
 pub(super) fn view(
     key: &ObjectKey,
     service: &Service,
@@ -141,7 +142,7 @@ fn target_port(port: &ServicePort, number: u16, plan: &PodPlan) -> Option<u16> {
     }
 }
 
-/// Resolves a port by number, or by its name in a container.
+/// Resolves a target port to its number: given directly, or by the name of a container port of the pod.
 pub(crate) fn container_port(port: &IntOrString, plan: &PodPlan) -> Option<u16> {
     match port {
         IntOrString::Int(number) => u16::try_from(*number).ok(),

@@ -1,4 +1,4 @@
-//! Effects of the cluster for each event.
+//! Tests of the effects that the cluster returns for events.
 
 use ambit_k8s_api::Object;
 use ambit_manifests::Origin;

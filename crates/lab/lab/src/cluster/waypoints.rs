@@ -1,4 +1,4 @@
-//! Objects of waypoints for the Gateways of the manifests, as the control plane generates them on a cluster.
+//! Generates the objects of waypoints for Gateways of the manifests, as the control plane does on a cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,17 +11,17 @@ use ambit_waypoint_objects::{
 };
 use serde_json::{Value, json};
 
-/// Namespace of the mesh's own pods.
+/// Namespace of the mesh's own components.
 pub(crate) const SYSTEM_NAMESPACE: &str = "istio-system";
 
-/// Objects that are generated for Gateways.
+/// Waypoints that are generated for the Gateways of the manifests.
 pub(super) struct Waypoints {
     settings: Option<Settings>,
-    /// Objects by key.
+    /// Generated objects of all waypoints.
     pub(super) made: BTreeMap<ObjectKey, GeneratedObject>,
-    /// Gateways with a waypoint.
+    /// Gateways for which a waypoint is generated.
     pub(super) gateways: BTreeSet<ObjectKey>,
-    /// Gateways whose current spec has no waypoint, with the reason. Some keep the waypoint of an earlier spec.
+    /// Gateways whose current spec cannot have a waypoint, with the reason. Some keep the waypoint of an earlier spec.
     pub(super) problems: BTreeMap<ObjectKey, Problem>,
     /// Gateways that request an autoscaler, which a lab does not have.
     pub(super) autoscaled: BTreeSet<ObjectKey>,
@@ -29,18 +29,18 @@ pub(super) struct Waypoints {
 
 /// Reason why a Gateway cannot have a waypoint.
 pub(super) struct Problem {
-    /// The condition's reason.
+    /// Reason for the status condition, such as `Invalid`.
     pub(super) reason: &'static str,
     pub(super) why: String,
 }
 
-/// One object of a Gateway.
+/// Object that is generated for a Gateway, such as a Deployment.
 #[derive(Clone)]
 pub(super) struct GeneratedObject {
     /// Gateway that the object was generated for.
     gateway: ObjectKey,
     pub(super) object: Object,
-    /// Generated object as a manifest.
+    /// The same object as JSON, as the lab writes it.
     pub(super) manifest: Value,
 }
 
@@ -55,14 +55,14 @@ impl Waypoints {
         }
     }
 
-    /// The name of a Gateway's service.
+    /// Returns the host name of a Gateway's service.
     pub(super) fn host(&self, gateway: &ObjectKey) -> String {
         let settings = self.settings.as_ref();
         let domain = settings.map_or("", |settings| settings.cluster_domain.as_str());
         format!("{}.{}.svc.{domain}", gateway.name, gateway.namespace)
     }
 
-    /// Generates all objects again from the manifests.
+    /// Generates the objects of all waypoints again, from the current objects of the manifests.
     pub(super) fn follow(&mut self, objects: &BTreeMap<ObjectKey, Object>) {
         let before = std::mem::take(&mut self.made);
         self.gateways.clear();
@@ -113,7 +113,7 @@ impl Waypoints {
     }
 }
 
-/// The ConfigMaps of the manifests.
+/// Collects the ConfigMaps of the manifests, which hold parameters of Gateways.
 fn config_maps(objects: &BTreeMap<ObjectKey, Object>) -> ConfigMaps {
     let mut maps = ConfigMaps::new(SYSTEM_NAMESPACE);
     for (key, object) in objects {
@@ -124,7 +124,7 @@ fn config_maps(objects: &BTreeMap<ObjectKey, Object>) -> ConfigMaps {
     maps
 }
 
-/// A waypoint of a Gateway.
+/// Objects that are generated for one Gateway.
 struct Waypoint {
     objects: Vec<(ObjectKey, GeneratedObject)>,
     is_autoscaled: bool,

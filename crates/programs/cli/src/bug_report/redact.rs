@@ -1,10 +1,11 @@
-//! Redaction of values that look like secrets.
+//! Redaction of values that look like secrets, in objects and texts of the archive.
 
 use serde_json::Value;
 
 const REDACTED: &str = "(redacted)";
 
-/// Removes the API server's own fields from an object, and redacts values whose names mark secrets.
+/// Removes `managedFields` and the last applied configuration from an object, and redacts values of fields whose names
+/// mark secrets.
 pub(super) fn object(mut object: Value) -> Value {
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");
@@ -19,11 +20,11 @@ pub(super) fn object(mut object: Value) -> Value {
     object
 }
 
-/// Fields of policies and plugins that may hold secrets whatever they are named inside: configurations of plugins, and
-/// key sets with symmetric keys.
+/// Fields that are redacted whole, since keys inside them need not look like secrets: configurations of Wasm plugins,
+/// and JWKS with symmetric keys.
 const SECRET_FIELDS: [&str; 2] = ["pluginConfig", "jwks"];
 
-/// Redacts values whose key, or whose `name` beside a `value`, marks a secret.
+/// Redacts, in place, values whose key marks a secret, and the `value` beside a `name` that does.
 fn redact(value: &mut Value) {
     match value {
         Value::Array(list) => list.iter_mut().for_each(redact),
@@ -52,7 +53,7 @@ fn redact(value: &mut Value) {
     }
 }
 
-/// Redacts the values of a plugin's environment.
+/// Redacts the values of a Wasm plugin's environment variables (`vmConfig.env`).
 fn environment(of: &mut Value) {
     let all = of.get_mut("env").and_then(Value::as_array_mut);
     for value in all
@@ -75,7 +76,7 @@ fn is_secret(name: &str) -> bool {
         || name == "tls.key"
 }
 
-/// Redacts private keys and signed tokens in a text.
+/// Redacts private keys (PEM) and signed tokens (JWT) in a text.
 pub(super) fn text(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -103,7 +104,7 @@ pub(super) fn text(text: &str) -> String {
     out
 }
 
-/// Copies a text with redacted tokens: `eyJ…` with two dots.
+/// Appends `text` to `out`, with JWTs (`eyJ…` with two dots) redacted.
 fn tokens(text: &str, out: &mut String) {
     let part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '=');
     let mut rest = text;

@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 
 use crate::{cluster::Target, output::Format};
 
-/// Exit codes in the help.
+/// Text of the help about exit codes.
 const EXIT_CODES: &str = "Exit codes: 0 without errors, 1 with errors. With --from istio:
   0  every object works as it is
   1  a file or kind could not be read, which is named; the rest is checked

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// Severity of a finding.
+/// Severity of a finding, the most severe first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Level {
@@ -14,16 +14,16 @@ pub(crate) enum Level {
     Info,
 }
 
-/// Finding of a check.
+/// Problem or fact that a check found in a cluster or on a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Finding {
     pub(crate) level: Level,
     /// Subject of the finding: an object, or the cluster.
     pub(crate) about: String,
-    /// Text of the finding.
+    /// Problem or fact in words.
     pub(crate) finding: String,
-    /// Advice on it.
+    /// How to solve the problem; empty if there is nothing to do.
     pub(crate) advice: String,
 }
 

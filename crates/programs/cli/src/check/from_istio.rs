@@ -13,22 +13,22 @@ use crate::{
     output::{self, printable, table},
 };
 
-/// Exit code if an object changes its meaning or loses its effect.
+/// Exit code if an object works differently with Ambit than with Istio, or has no effect.
 const DIFFERS: u8 = 5;
 
-/// Result of the check.
+/// Effects of an Istio mesh's objects with Ambit, for the output.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Report {
     effects: Vec<Effect>,
     summary: Summary,
-    /// Parts that could not be read, and why.
+    /// Objects and kinds that could not be read, with the reason.
     unreadable: Vec<String>,
-    /// Defined kinds that are not followed, and have no objects.
+    /// Kinds whose CRDs exist, that Ambit does not read, and that have no objects.
     unused_kinds: Vec<String>,
 }
 
-/// Number of objects by their worst outcome.
+/// Number of objects by the worst outcome of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 struct Summary {
     works: usize,
@@ -36,7 +36,7 @@ struct Summary {
     lapses: usize,
 }
 
-/// Prints the effects; see [`exit_code`] for the result.
+/// Prints the effects of the objects, and returns the exit code of the report.
 pub(super) fn run(args: &CheckArgs) -> Result<ExitCode, CliError> {
     let mut mesh = match args.subjects.as_slice() {
         [] => wait(async {
@@ -88,7 +88,8 @@ impl Summary {
 }
 
 impl Report {
-    /// 0 if every object works as it is, 5 if one changes or lapses, 1 if a part could not be read.
+    /// Returns the exit code: 0 if all objects work unchanged, 5 if one changes or lapses, 1 if something could not be
+    /// read.
     fn exit_code(&self) -> u8 {
         let Summary {
             changes, lapses, ..

@@ -1,4 +1,4 @@
-//! Other meshes, and other implementations of the same one.
+//! Checks for other meshes in the cluster, and for Istio's own ambient components.
 
 use ambit_install::object::{is_ours, label, name, namespace_of};
 

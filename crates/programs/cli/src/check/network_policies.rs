@@ -37,7 +37,7 @@ pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     findings
 }
 
-/// Findings on traffic of captured pods that a policy blocks.
+/// Returns findings on the HBONE traffic and kubelet probes of captured pods that a NetworkPolicy blocks.
 fn blocked(policy: &NetworkPolicy) -> Vec<Finding> {
     let about = || format!("NetworkPolicy {}/{}", namespace_of(policy), name(policy));
     let mut findings = Vec::new();
@@ -90,7 +90,7 @@ fn blocked(policy: &NetworkPolicy) -> Vec<Finding> {
     findings
 }
 
-/// Finding on traffic of the control plane that a NetworkPolicy other than the chart's blocks.
+/// Returns a finding if a NetworkPolicy other than the chart's blocks node proxies from the control plane's xDS port.
 fn control_plane_blocked(policy: &NetworkPolicy) -> Option<Finding> {
     let spec = policy.spec.as_ref()?;
     let selected = spec
@@ -124,8 +124,8 @@ fn is_tcp(port: &NetworkPolicyPort) -> bool {
     matches!(port.protocol.as_deref(), None | Some("TCP"))
 }
 
-/// Whether a rule lists TCP ports and omits the HBONE port. A rule for DNS alone does not count: the node proxy sends
-/// DNS queries from the pod.
+/// Whether the ports of a rule include TCP ports but not the HBONE port. TCP port 53 alone does not count: the node
+/// proxy sends DNS queries from the pod.
 fn omits_tunnels(ports: Option<&[NetworkPolicyPort]>) -> bool {
     let ports = ports.unwrap_or_default();
     let dns = Some(IntOrString::Int(53));
@@ -143,7 +143,7 @@ fn lets(ports: &[NetworkPolicyPort], number: i32) -> bool {
     ports.is_empty() || ports.iter().any(|port| is_tcp(port) && means(port))
 }
 
-/// Whether a rule for these peers allows the source address of kubelet's probes, whatever the ports.
+/// Whether an ingress rule for these peers allows the source address of kubelet's probes; ports are not considered.
 fn lets_probes_in(peers: Option<&[NetworkPolicyPeer]>) -> bool {
     let Some(peers) = peers.filter(|peers| !peers.is_empty()) else {
         return true;
@@ -155,7 +155,7 @@ fn lets_probes_in(peers: Option<&[NetworkPolicyPeer]>) -> bool {
     })
 }
 
-/// Whether a range such as 10.0.0.0/8 contains an address.
+/// Whether an IPv4 range in CIDR notation contains an address.
 fn contains(range: &str, address: IpAddr) -> bool {
     let Some((network, length)) = range.split_once('/') else {
         return range.parse() == Ok(address);

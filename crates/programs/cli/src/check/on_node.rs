@@ -1,4 +1,4 @@
-//! This machine as a node: its kernel's modules, settings and CNI configuration.
+//! Checks of this machine as a node: kernel modules, kernel settings and CNI configuration.
 
 use std::{fs, path::Path};
 
@@ -9,7 +9,7 @@ use super::{
     rules::version,
 };
 
-/// Kernel modules, or built-in parts, that redirection by nftables needs.
+/// Kernel modules (loadable or built in) that redirection by nftables needs: name and purpose.
 const MODULES: &[(&str, &str)] = &[
     ("nf_tables", "the packet filter itself"),
     ("nft_redir", "redirection"),
@@ -18,16 +18,16 @@ const MODULES: &[(&str, &str)] = &[
     ("nf_conntrack", "connection tracking"),
 ];
 
-/// Default directory of the runtimes' network configurations.
+/// Default directory of CNI network configurations.
 const CNI_DIRECTORY: &str = "/etc/cni/net.d";
 
-/// State of the kernel and the directories.
+/// Facts about this machine that the checks evaluate.
 #[derive(Clone, Debug, Default)]
 struct Node {
     kernel: String,
-    /// Names of modules that are loaded, built in or loadable; `None` if unknown.
+    /// Names of kernel modules that are loaded, built in or loadable; `None` if `/lib/modules` does not have the lists.
     modules: Option<Vec<String>>,
-    /// Files of the CNI configuration, in order.
+    /// CNI configuration files in the runtime's order; `None` if the directory cannot be read.
     cni: Option<Vec<ConfFile>>,
     plugin: bool,
     inotify_instances: Option<u64>,
@@ -68,7 +68,8 @@ fn look() -> Node {
     }
 }
 
-/// Returns the module's name in a line such as `kernel/net/netfilter/nf_tables.ko.xz: …`: nf_tables.
+/// Returns the module's name in a line of `modules.dep` or `modules.builtin`, such as `nf_tables` for
+/// `kernel/net/netfilter/nf_tables.ko.xz: …`.
 fn module_name(line: &str) -> String {
     let path = line.split(':').next().unwrap_or_default();
     let file = path.rsplit('/').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Known problems of platforms and network plugins.
+//! Checks for known problems of Kubernetes platforms and network plugins.
 
 use ambit_install::object::{name, namespace_of};
 use k8s_openapi::api::{
@@ -11,7 +11,7 @@ use super::{
     snapshot::Snapshot,
 };
 
-/// The priority of the agent and the node proxy.
+/// Priority class of the agent's and the node proxies' pods.
 const CRITICAL: &str = "system-node-critical";
 
 pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
@@ -25,7 +25,8 @@ pub(super) fn findings(snapshot: &Snapshot) -> Vec<Finding> {
     findings
 }
 
-/// Finds installations for another platform, which put the plugin in an unused directory.
+/// Reports an installation whose platform value does not match the nodes: its CNI directories may be ones that the
+/// runtime does not use.
 fn platform(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     let Some(inventory) = &snapshot.inventory else {
         return;
@@ -167,7 +168,7 @@ fn network_plugin(set: &DaemonSet, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Whether an image's tag is an older version; false for tags that are no versions.
+/// Whether the version in an image's tag is older than `version`; false for tags that are no versions.
 fn before(image: &str, version: (u64, u64)) -> bool {
     let tag = image
         .rsplit_once(':')

@@ -1,4 +1,4 @@
-//! Versions, definitions, namespaces and what is installed.
+//! Checks of versions, CRDs, mesh namespaces and the installation itself.
 
 use ambit_install::{
     gateway_api,
@@ -17,7 +17,7 @@ use super::{
     snapshot::Snapshot,
 };
 
-/// The oldest minor version of Kubernetes that the chart knows.
+/// Oldest minor version of Kubernetes 1.x that the chart supports.
 const OLDEST_MINOR: u64 = 28;
 /// Oldest kernel whose nftables has one table for both address families; on older ones, iptables is used.
 const NFTABLES_KERNEL: (u64, u64) = (5, 2);
@@ -107,7 +107,7 @@ fn is_ready(node: &Node) -> bool {
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Major and minor version of a kernel.
+/// Parses the major and minor version of a kernel or an image's tag.
 pub(super) fn version(text: &str) -> Option<(u64, u64)> {
     let mut parts = text.split(['.', '-', '+']);
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
@@ -152,7 +152,7 @@ fn definitions(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Checks the definitions of the Gateway API, which waypoints and routes need.
+/// Checks the CRDs of the Gateway API, which waypoints and routes need.
 fn gateways(snapshot: &Snapshot, findings: &mut Vec<Finding>) {
     let there = |wanted: &str| {
         let mut crds = snapshot.crds.iter();

@@ -1,4 +1,4 @@
-//! Objects that the rules check.
+//! Objects of a cluster that the checks evaluate.
 
 use ambit_install::{
     inventory::Inventory,
@@ -17,15 +17,15 @@ use k8s_openapi::{
 
 use crate::{istio, membership::Rules};
 
-/// Objects that the rules check.
+/// Objects of a cluster that the checks evaluate, read once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Snapshot {
-    /// The API server's minor version.
+    /// Minor version of Kubernetes that the API server reports.
     pub(super) minor: String,
-    /// Platform of the nodes.
+    /// Platform that was detected from the nodes, such as `gke`; empty if none.
     pub(super) platform: &'static str,
     pub(super) mesh_namespace: String,
-    /// Namespaces to check besides those with the mesh's label.
+    /// Namespaces named on the command line, which are checked like those with the mesh's label.
     pub(super) selected_namespaces: Vec<String>,
     pub(super) nodes: Vec<Node>,
     pub(super) namespaces: Vec<Namespace>,
@@ -44,7 +44,7 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Namespaces that are in the mesh, or named by a flag.
+    /// Returns the namespaces that have the mesh's label or are named on the command line.
     pub(super) fn mesh_namespaces(&self) -> Vec<&str> {
         let names = self.namespaces.iter().filter(|namespace| {
             let labelled = label(*namespace, remove::DATAPLANE_MODE) == Some(remove::AMBIENT);

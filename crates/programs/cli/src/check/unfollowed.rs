@@ -1,11 +1,12 @@
-//! Istio's objects and fields without an effect in Ambit: one finding for all of the same kind.
+//! Objects and fields of Istio that have no effect in Ambit: one finding for all objects of a kind with the same
+//! problem.
 
 use std::collections::BTreeMap;
 
 use super::finding::{Finding, Level};
 use crate::istio::{self, Effect, Mesh, Outcome};
 
-/// Findings about the objects of a mesh, and about kinds that could not be read.
+/// Returns findings on Istio's objects and fields that lapse with Ambit, and on kinds that could not be read.
 pub(super) fn findings(mesh: &Mesh) -> Vec<Finding> {
     let mut alike: BTreeMap<(String, String, String), Vec<Effect>> = BTreeMap::new();
     let lapsing = istio::effects(mesh).into_iter();

@@ -38,12 +38,12 @@ const METHODS: [&str; 3] = ["GET", "PUT", "POST"];
 const HEADERS: [&str; 2] = ["x-one", "x-two"];
 const VALUES: [&str; 2] = ["1", "2"];
 
-/// Matching of path prefixes.
+/// Semantics of a path prefix match.
 #[derive(Clone, Copy, PartialEq)]
 enum Prefixes {
-    /// By characters, as in VirtualServices.
+    /// Prefix by characters, as in VirtualServices: `/a` matches `/ab`.
     Text,
-    /// By whole segments, as in HTTPRoutes.
+    /// Prefix by path segments, as in HTTPRoutes: `/a` does not match `/ab`.
     Segments,
 }
 
@@ -94,7 +94,7 @@ fn whole(object: &Object) -> &VirtualService {
     }
 }
 
-/// A request: method, path, value of each header and of each parameter.
+/// A random request: method, path, and the values of the headers and query parameters, if present.
 struct Request {
     method: &'static str,
     path: &'static str,
@@ -113,7 +113,7 @@ fn random_request(rng: &mut StdRng) -> Request {
     }
 }
 
-/// The first rule that matches, as Istio documents it.
+/// Returns the index of the first rule of a VirtualService that matches, as Istio documents it.
 fn first_rule(rules: &[HttpRule], request: &Request, prefixes: Prefixes) -> Option<usize> {
     rules.iter().position(|rule| {
         let mut matches = rule.matches.iter();
@@ -154,7 +154,7 @@ fn has(one: &HttpMatch, request: &Request, prefixes: Prefixes) -> bool {
         && named(&one.query_params, &request.parameters)
 }
 
-/// Returns a waypoint's table of these routes.
+/// Builds a waypoint's route table from VirtualServices or HTTPRoutes.
 fn table(routes: Vec<Object>) -> RouteTable {
     let snapshot = ambit_manifests::parse(std::path::Path::new("mesh.yaml"), MESH);
     let present = snapshot.objects.into_values().map(|(object, _)| object);
@@ -200,7 +200,7 @@ fn chosen(table: &RouteTable, request: &Request) -> Option<usize> {
     }
 }
 
-/// Checks that a table chooses the rules of a VirtualService for random requests.
+/// Asserts that a route table chooses the VirtualService's first matching rule for random requests.
 fn check(table: &RouteTable, of: &VirtualService, rng: &mut StdRng, prefixes: Prefixes) {
     for _ in 0..100 {
         let request = random_request(rng);

@@ -1,4 +1,4 @@
-//! HTTP API of the page: requests and JSON responses.
+//! HTTP API that the dashboard's page calls: requests and JSON responses.
 
 use std::{
     collections::HashMap,
@@ -30,7 +30,7 @@ use crate::{
     waypoint::{self, Where},
 };
 
-/// Maximum concurrent queries of the mesh; further ones wait.
+/// Maximum number of concurrent queries of the mesh's components; further queries wait.
 const MAX_CONCURRENT_QUERIES: usize = 4;
 
 /// HTTP API of the dashboard.
@@ -41,7 +41,7 @@ pub(super) struct Api {
 }
 
 impl Api {
-    /// Starts watching the mesh.
+    /// Starts the tasks that read flow events and the mesh's state, and creates the API.
     pub(super) fn start(source: Source) -> Arc<Self> {
         let feed = Arc::new(Feed::new());
         let (looking, looked_at) = (feed.clone(), source.clone());
@@ -64,13 +64,13 @@ impl Api {
         })
     }
 
-    /// Handles a received event.
+    /// Passes a flow event to the feed, as if a proxy had sent it.
     #[cfg(test)]
     pub(super) fn take(&self, received: crate::flows::Received) {
         self.feed.take(received);
     }
 
-    /// Responds to a request.
+    /// Responds to a request of the page.
     pub(super) async fn answer(&self, request: &Request) -> Response {
         let parameters: HashMap<_, _> = query_parameters(request.uri()).collect();
         let text = |name: &str| parameters.get(name).cloned().unwrap_or_default();
@@ -144,7 +144,7 @@ impl Api {
     }
 }
 
-/// Connection or request to explain.
+/// Connection or request whose result the page asks to predict.
 struct ExplainQuery {
     from: String,
     to: String,
@@ -154,7 +154,8 @@ struct ExplainQuery {
 }
 
 impl ExplainQuery {
-    /// Follows the request of a pod. For clients that are no pods, only the decisions of policies are known.
+    /// Predicts the result of a request from a pod. For a bare identity or address as client, only the decisions of
+    /// policies can be predicted.
     fn explain(self, source: &Source) -> Result<Value, CliError> {
         let Self { from, to, port, .. } = self;
         if from.starts_with("spiffe://") || from.parse::<IpAddr>().is_ok() {
@@ -180,7 +181,7 @@ impl ExplainQuery {
     }
 }
 
-/// Name of the lab or cluster, and the version of this program.
+/// Returns the name of the lab or cluster, and the version of this program.
 fn about(source: &Source) -> Value {
     let name = match source.lab() {
         Some(lab) => format!("lab {lab}"),
@@ -189,7 +190,8 @@ fn about(source: &Source) -> Value {
     json!({"source": name, "version": env!("CARGO_PKG_VERSION")})
 }
 
-/// Nodes, control plane, rollout and problems. Unknown values are null, and `troubles` has the reasons.
+/// Returns the state of nodes and control plane, the rollout, and problems of objects. Unavailable parts are null, with
+/// the reason in `troubles`.
 fn health(source: &Source) -> Result<Value, CliError> {
     let mut troubles = Vec::new();
     let problems = problems::ask(&source.of_control());

@@ -9,12 +9,12 @@ const STYLE: &[u8] = include_bytes!("bundle/app.css");
 const ICON: &[u8] = include_bytes!("bundle/icon.svg");
 const LICENCES: &[u8] = include_bytes!("bundle/licenses.txt");
 
-/// The page loads its own files and calls its own server, no other, and cannot be framed.
+/// Content security policy: the page loads its own files and calls its own server only, and cannot be framed.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
                       trusted-types 'none'";
 
-/// File of the page by its path.
+/// Returns a file of the page by its path; 404 if there is none.
 pub(super) fn file(path: &str) -> Response {
     match path {
         "/" => respond(200, "text/html; charset=utf-8", PAGE),
@@ -26,7 +26,7 @@ pub(super) fn file(path: &str) -> Response {
     }
 }
 
-/// Adds the headers that confine the page to every response.
+/// Adds the security headers that confine the page (such as its content security policy) to a response.
 pub(super) fn protect(headers: &mut HeaderMap) {
     for (name, value) in [
         (header::CONTENT_SECURITY_POLICY, POLICY),

@@ -1,5 +1,5 @@
-//! Live data of the page: traffic by flow events, and the mesh. Each is one value that is replaced, and a page polls
-//! for newer values than it has, so a slow page delays only itself.
+//! Live data of the page: traffic from flow events, and the mesh's state from dumps. Each is one current value with a
+//! version. Pages long-poll for a newer version than they have, so a slow page delays only itself.
 
 use std::{
     collections::BTreeMap,
@@ -27,61 +27,61 @@ use crate::{
     source::Source,
 };
 
-/// Interval of reading the mesh.
+/// Interval at which the mesh's state is read from the node proxies.
 const READ_INTERVAL: Duration = Duration::from_secs(3);
-/// Timeout of one poll.
+/// Timeout of one read of the mesh's state.
 const READ_TIMEOUT: Duration = Duration::from_secs(6);
-/// The mesh is not read when no page has polled for this long.
+/// Time after a page's last poll for which the mesh is still read.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(20);
-/// Timeout of long polling, after which a page gets a response without changes.
+/// Timeout of a page's long poll, after which it gets a response without changes.
 const POLL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause between two attempts to read flow events.
+/// Pause before flow events are subscribed to again.
 const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
-/// Maximum number of listed proxies whose events cannot be read.
+/// Maximum number of proxies in the list of those whose flow events cannot be read.
 const MAX_SILENT: usize = 64;
 const SILENT_FOR: Duration = Duration::from_secs(15);
-/// Interval in which a page gets rates that changed without an event.
+/// Timeout of a long poll while some edge has recent traffic, whose rates change without new events.
 const RATES_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Live data of the dashboard and its readers.
+/// Live data of the dashboard, and the time of the pages' last poll.
 pub(super) struct Feed {
     started: Instant,
     traffic: watch::Sender<Traffic>,
     mesh: watch::Sender<MeshState>,
-    /// Time of the last poll, in milliseconds after the start.
+    /// Time of a page's last poll, in milliseconds after the start.
     polled_at: AtomicU64,
-    /// Proxies whose events cannot be read, with the reason and the time of the failure.
+    /// Proxies whose flow events cannot be read, with the reason and the time of the failure.
     silent: Mutex<BTreeMap<String, (String, Instant)>>,
 }
 
-/// Last state of the mesh that was read, and the error of a later read.
+/// Latest state of the mesh that could be read, and the error if a later read failed.
 #[derive(Clone, Debug, Default)]
 struct MeshState {
     version: u64,
     mesh: Option<Arc<Mesh>>,
-    /// Error of the last read.
+    /// Error of the latest read; `None` if it succeeded.
     error: Option<String>,
     read: Option<Instant>,
 }
 
-/// Response with traffic.
+/// Response to a page's poll for traffic.
 #[derive(Debug, Serialize)]
 pub(super) struct TrafficAnswer {
     #[serde(flatten)]
     view: View,
-    /// Proxies whose events are missing, with the reason.
+    /// Proxies whose flow events are missing, with the reason.
     silent: Vec<String>,
 }
 
-/// Response with the mesh state.
+/// Response to a page's poll for the mesh's state.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct MeshAnswer {
     version: u64,
     error: Option<String>,
-    /// Seconds since the last read.
+    /// Seconds since the mesh's state was last read.
     age_seconds: Option<u64>,
-    /// Mesh state; `None` if the page already has it.
+    /// State of the mesh; `None` if the page already has this version.
     mesh: Option<Arc<Mesh>>,
 }
 
@@ -96,7 +96,7 @@ impl Feed {
         }
     }
 
-    /// Handles a received event.
+    /// Adds a flow event to the traffic, or notes that a proxy's stream began or ended.
     pub(super) fn take(&self, received: Received) {
         let now = self.started.elapsed();
         let item = match received {
@@ -121,7 +121,7 @@ impl Feed {
         }
     }
 
-    /// Returns the proxies whose events cannot be read, with the reason.
+    /// Returns the proxies whose flow events could not be read lately, with the reason.
     fn silent(&self) -> Vec<String> {
         let mut silent = self.silent.lock();
         silent.retain(|_, (_, since)| since.elapsed() < SILENT_FOR);
@@ -129,7 +129,7 @@ impl Feed {
         silent.iter().map(line).collect()
     }
 
-    /// Reads events of all proxies while pages request them.
+    /// Reads the flow events of all proxies while a page polls.
     pub(super) async fn listen(&self, place: &FlowPlace) {
         loop {
             if self.is_watched() {
@@ -154,7 +154,7 @@ impl Feed {
         }
     }
 
-    /// Waits for events after number `after` or changed rates, and returns the traffic.
+    /// Waits for an event with a number other than `after`, or for changed rates, and returns the traffic.
     pub(super) async fn traffic(&self, after: u64) -> TrafficAnswer {
         self.note_watcher();
         let begin = Instant::now();
@@ -184,7 +184,7 @@ impl Feed {
         }
     }
 
-    /// Waits for a mesh state other than `version`.
+    /// Waits until the version of the mesh's state differs from `version`, and returns the state.
     pub(super) async fn mesh(&self, version: u64) -> MeshAnswer {
         self.note_watcher();
         let mut changes = self.mesh.subscribe();
@@ -202,7 +202,7 @@ impl Feed {
         }
     }
 
-    /// Reads the mesh state repeatedly while pages request it.
+    /// Reads the mesh's state repeatedly while a page polls.
     pub(super) async fn look(&self, source: &Source) {
         loop {
             if self.is_watched() {

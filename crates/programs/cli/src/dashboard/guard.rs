@@ -1,36 +1,37 @@
-//! Access control of the dashboard: only its own page gets responses. Other pages of the same browser, host names that
-//! resolve to this machine, and other users of this machine are refused. Pure.
+//! Access control of the dashboard: only its own page gets responses. Refused are pages of other origins in the same
+//! browser, host names that resolve to this machine (DNS rebinding), and other users of this machine. Pure.
 
 use http::{HeaderMap, header};
 use rand::Rng as _;
 
-/// Header with the token. A page of another origin cannot send it without a CORS preflight, which is never allowed.
+/// Request header with the access token. A page of another origin cannot send it without a CORS preflight, which is
+/// never allowed.
 pub(super) const TOKEN_HEADER: &str = "x-ambit-token";
 
-/// Bytes of randomness in a token.
+/// Number of random bytes in an access token.
 const TOKEN_BYTES: usize = 32;
 
-/// Checks of requests: host, origin and token.
+/// Checks the `Host`, the `Origin` and the access token of requests.
 #[derive(Clone)]
 pub(super) struct Guard {
-    /// `127.0.0.1:PORT` and `localhost:PORT`.
+    /// Values of `Host` that are accepted: `127.0.0.1:PORT` and `localhost:PORT`.
     hosts: [String; 2],
     token: String,
 }
 
-/// Reason of a refused request.
+/// Reason for which the dashboard refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// Wrong host, as after DNS rebinding.
+    /// `Host` is not the dashboard's, as after DNS rebinding.
     Host,
-    /// Request of a page of another origin.
+    /// The request comes from a page of another origin.
     Origin,
-    /// Missing or wrong token.
+    /// The access token is missing or wrong.
     Token,
 }
 
 impl Refusal {
-    /// Status and text of the response.
+    /// Returns the status code and the text of the response.
     pub(super) fn response(self) -> (u16, &'static str) {
         match self {
             Self::Host => (
@@ -58,13 +59,13 @@ impl Guard {
         }
     }
 
-    /// Address of the page. The token is in the fragment, which browsers do not send.
+    /// Returns the URL of the page. The token is in its fragment, which browsers do not send to servers.
     pub(super) fn url(&self) -> String {
         let [host, _] = &self.hosts;
         format!("http://{host}/#token={}", self.token)
     }
 
-    /// Checks a request for a file of the page, which needs no token.
+    /// Checks a request for one of the page's files, which needs no token.
     pub(super) fn page(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         let host = headers.get(header::HOST);
         let is_named = |name: &String| host.is_some_and(|host| host == name.as_str());
@@ -75,7 +76,7 @@ impl Guard {
             .ok_or(Refusal::Host)
     }
 
-    /// Checks a request for data.
+    /// Checks a request to the API, which needs the token.
     pub(super) fn data(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         self.page(headers)?;
         let is_own = |name: &str| {
@@ -93,7 +94,7 @@ impl Guard {
     }
 }
 
-/// Compares in a time that does not depend on where two texts of one length differ.
+/// Compares two byte strings in a time that does not depend on where they differ.
 fn same(one: &[u8], other: &[u8]) -> bool {
     let differences = one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b));
     one.len() == other.len() && differences == 0

@@ -1,5 +1,5 @@
-//! State of the mesh from the node proxies' dumps: workloads, services, policies, certificates and nodes, read
-//! repeatedly while a page polls.
+//! State of the mesh for the page, from the node proxies' dumps: workloads, services, policies, certificates and nodes.
+//! It is read repeatedly while a page polls.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,12 +17,12 @@ use crate::{
     waypoint::{Seen, Where},
 };
 
-/// Maximum node proxies that are queried concurrently.
+/// Maximum number of node proxies that are queried concurrently.
 const MAX_CONCURRENT_QUERIES: usize = 8;
-/// Maximum number of listed workloads; further ones are only counted.
+/// Maximum number of workloads in the response; more are only counted.
 const MAX_WORKLOADS: usize = 10_000;
 
-/// State of the mesh for the page.
+/// State of the mesh as the page shows it.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Mesh {
@@ -46,7 +46,7 @@ struct Workload {
     owner: String,
     node: String,
     identity: String,
-    /// `HBONE` if it is in the mesh, else `TCP`.
+    /// `HBONE` if the workload is in the mesh, else `TCP`.
     protocol: String,
     status: String,
     addresses: Vec<String>,
@@ -63,7 +63,7 @@ struct Service {
     addresses: Vec<String>,
     ports: Vec<u16>,
     waypoint: Option<String>,
-    /// Names of workloads of its endpoints, `namespace/name`.
+    /// Workloads that are the service's endpoints, `namespace/name`.
     endpoints: Vec<String>,
 }
 
@@ -103,14 +103,14 @@ struct Certificate {
 #[serde(rename_all = "camelCase")]
 struct Node {
     name: String,
-    /// Reason why the proxy does not respond.
+    /// Reason why the node's proxy does not respond; `None` if it does.
     error: Option<String>,
-    /// Pods that the proxy serves.
+    /// Number of pods that the node's proxy serves.
     pods: usize,
     connections: usize,
 }
 
-/// Part of a dump about one node.
+/// Part of a node proxy's dump that differs between nodes: its certificates and pods.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Own {
@@ -118,7 +118,7 @@ struct Own {
     workload_state: BTreeMap<String, PodEntry>,
 }
 
-/// Queries all node proxies; an error if none responds.
+/// Queries all node proxies for the state of the mesh; an error if none responds.
 pub(super) async fn gather(source: &Source) -> Result<Mesh, CliError> {
     let sources = ask(source.clone(), Source::all).await?;
     let mut mesh = Mesh::default();
@@ -160,7 +160,7 @@ pub(super) async fn gather(source: &Source) -> Result<Mesh, CliError> {
     Ok(mesh)
 }
 
-/// Runs a blocking query on a thread of its own.
+/// Runs a blocking query of the mesh on a thread for blocking work.
 pub(super) async fn ask<T: Send + 'static>(
     source: Source,
     question: impl FnOnce(&Source) -> Result<T, CliError> + Send + 'static,
@@ -171,7 +171,7 @@ pub(super) async fn ask<T: Send + 'static>(
     })
 }
 
-/// Error with its causes and hints on one line.
+/// Formats an error with its causes and hints on one line.
 pub(super) fn line(error: &CliError) -> String {
     let text = error.text();
     text.trim_start_matches("error: ").replace('\n', "; ")
@@ -208,7 +208,8 @@ impl Mesh {
         self.add_node(node, Ok(own));
     }
 
-    /// Adds waypoints. Flow events name a waypoint's pods by their service account, which has the Gateway's name.
+    /// Sets the waypoints, and makes each the owner of its pods: flow events name these by their service account, which
+    /// has the Gateway's name.
     fn add_waypoints(&mut self, waypoints: Vec<Waypoint>) {
         let accounts: BTreeSet<_> = waypoints
             .iter()

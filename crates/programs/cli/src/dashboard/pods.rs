@@ -1,4 +1,5 @@
-//! Mesh membership of a namespace's pods, desired and actual with reasons, from objects of the API server alone.
+//! Mesh membership of a namespace's pods, desired and actual with reasons, from the state of a lab or from objects of
+//! the API server.
 
 use ambit_install::{object::name, rollout::node_of};
 use ambit_k8s_api::{Namespace, Pod};
@@ -15,7 +16,7 @@ use crate::{
     source::Source,
 };
 
-/// A pod and its mesh membership.
+/// Pod and its mesh membership, as the page shows it.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct PodView {
@@ -25,11 +26,11 @@ pub(super) struct PodView {
     #[serde(rename = "wanted")]
     membership: Membership,
     captured: Captured,
-    /// Reason why the agent could not capture the pod, if its objects have one.
+    /// Reason why the agent could not capture the pod, if known.
     message: Option<String>,
 }
 
-/// Returns the pods of a namespace.
+/// Returns the pods of a namespace with their mesh membership.
 pub(super) fn of(source: &Source, namespace: &str) -> Result<Vec<PodView>, CliError> {
     match source.lab() {
         Some(lab) => of_lab(&lab, namespace, &source.target.mesh_namespace),

@@ -1,4 +1,4 @@
-//! The server over real connections: responses to its own page, and refusals of others.
+//! Tests of the dashboard's server over real connections: responses to its own page, and refusals of other callers.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -30,7 +30,7 @@ async fn dashboard() -> (SocketAddr, Arc<Guard>, Arc<Api>) {
     (address, guard, api)
 }
 
-/// Sends a request with these header lines, and returns the response.
+/// Sends a request with these header lines, and returns the complete response.
 async fn ask(address: SocketAddr, request: &str, headers: &[String], body: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let mut text = format!(

@@ -1,5 +1,6 @@
-//! Traffic of the last half minute, made from flow events: edges of a graph with rates, refusals, latencies and
-//! transport, and the latest events. Pure: times go in. Everything is bounded, whatever proxies send.
+//! Traffic of the last half minute, aggregated from flow events: edges of a graph with rates, refusals, latencies and
+//! transport, and the latest events. Pure: the caller passes the time. All collections and texts are bounded, whatever
+//! proxies send.
 
 mod counters;
 
@@ -13,32 +14,32 @@ use serde::{Serialize, Serializer};
 
 use counters::{Rates, Window};
 
-/// Maximum edges, after which the longest idle ones are dropped.
+/// Maximum number of edges; at the limit a new edge replaces the one that has been idle for the longest time.
 const MAX_EDGES: usize = 4096;
-/// Maximum stored refusals and failures.
+/// Maximum number of stored events about refusals and failures.
 const MAX_REFUSALS: usize = 500;
 const MAX_OTHERS: usize = 200;
-/// Maximum named services, and routes, of one edge.
+/// Maximum number of service names, and of route names, that one edge has.
 const MAX_NAMES: usize = 16;
-/// Maximum length of a proxy's name, in bytes.
+/// Maximum length of a name from a flow event, in bytes.
 const MAX_NAME: usize = 256;
-/// Maximum length of a path or reason, in bytes.
+/// Maximum length of a path, an error or a reason from a flow event, in bytes.
 const MAX_TEXT: usize = 1024;
 /// Time for which idle edges are shown.
 const EDGE_EXPIRY: Duration = Duration::from_secs(600);
 
-/// One end of an edge.
+/// Node of the traffic graph: one end of an edge.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Node {
     /// Workloads of one owner, such as a Deployment: namespace and name.
     Workload(String, String),
-    /// Service whose endpoint is not known: namespace and name.
+    /// Service whose endpoint the event does not name: namespace and name.
     Service(String, String),
-    /// Clients and servers outside the mesh.
+    /// All clients and servers that are no workloads of the mesh.
     Outside,
 }
 
-/// Edges and events of the traffic.
+/// Edges of the traffic graph, and the latest flow events.
 #[derive(Debug, Default)]
 pub(super) struct Traffic {
     edges: HashMap<(Node, Node), Edge>,
@@ -46,9 +47,9 @@ pub(super) struct Traffic {
     others: VecDeque<NumberedEvent>,
     /// Number of the latest event.
     latest: u64,
-    /// Events that proxies left out.
+    /// Numbers of events that proxies did not send.
     lost: Lost,
-    /// Number of edges that were evicted.
+    /// Number of edges that were evicted because of the limit.
     forgotten: u64,
 }
 
@@ -60,14 +61,14 @@ struct Edge {
     last_seen: Duration,
 }
 
-/// Counter of events that proxies left out for this reader.
+/// Numbers of flow events that proxies did not send to this reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Lost {
     pub(super) sampled: u64,
     pub(super) refusals: u64,
 }
 
-/// An event with its number.
+/// Flow event with its sequence number.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct NumberedEvent {
     number: u64,
@@ -75,14 +76,14 @@ pub(super) struct NumberedEvent {
     flow: Flow,
 }
 
-/// Snapshot of the traffic for the page.
+/// Traffic at one moment, for the page.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct View {
     latest: u64,
     window_seconds: u64,
     edges: Vec<EdgeView>,
-    /// Events later than the requested one.
+    /// Events with a number above the requested one.
     events: Vec<NumberedEvent>,
     lost: Lost,
     forgotten: u64,
@@ -96,7 +97,7 @@ struct EdgeView {
     #[serde(flatten)]
     seen: Rates,
     services: BTreeSet<String>,
-    /// Requests by route since the edge was first seen.
+    /// Number of requests by route since the edge was first seen.
     routes: BTreeMap<String, u64>,
     idle_seconds: u64,
 }
@@ -112,7 +113,7 @@ impl Serialize for Node {
 }
 
 impl Traffic {
-    /// Adds an event.
+    /// Adds a flow event to its edges and to the latest events.
     pub(super) fn add(&mut self, mut flow: Flow, now: Duration) {
         bound(&mut flow);
         let legs = legs(&flow);
@@ -145,24 +146,24 @@ impl Traffic {
         });
     }
 
-    /// Adds events that a proxy left out.
+    /// Counts events that a proxy did not send.
     pub(super) fn lose(&mut self, sampled: u64, refusals: u64) {
         self.lost.sampled = self.lost.sampled.saturating_add(sampled);
         self.lost.refusals = self.lost.refusals.saturating_add(refusals);
     }
 
-    /// Number of the latest event.
+    /// Returns the number of the latest event.
     pub(super) fn latest(&self) -> u64 {
         self.latest
     }
 
-    /// Whether some edge has traffic in the window, so that its rates change by themselves.
+    /// Whether some edge had traffic within the window, so that its rates still change without new events.
     pub(super) fn is_active(&self, now: Duration) -> bool {
         let mut edges = self.edges.values();
         edges.any(|edge| now.saturating_sub(edge.last_seen) <= counters::WINDOW)
     }
 
-    /// Traffic of this moment, with the events later than number `after`.
+    /// Returns the traffic at `now`, with the events whose number is above `after`.
     pub(super) fn view(&self, now: Duration, after: u64) -> View {
         let edges = self.edges.iter();
         let mut edges: Vec<_> = edges
@@ -198,7 +199,7 @@ impl Traffic {
 }
 
 impl Edge {
-    /// Adds an event. `has_transport`: whether the event's transport is that of this edge.
+    /// Adds a flow event to this edge. `has_transport` is whether the event's transport is that of this edge.
     fn add(&mut self, flow: &Flow, has_transport: bool, now: Duration) {
         self.window.add(flow, has_transport, now);
         self.last_seen = now;
@@ -229,7 +230,7 @@ impl Edge {
     }
 }
 
-/// Returns the edges of an event. A waypoint's requests have two: to the waypoint, and from it.
+/// Returns the edges (client, server) of a flow event. A waypoint's requests have two: to the waypoint, and from it.
 fn legs(flow: &Flow) -> Vec<(Node, Node)> {
     let source = node(&flow.source).unwrap_or(Node::Outside);
     let destination = node(&flow.destination).or_else(|| {
@@ -259,7 +260,7 @@ fn node(peer: &Peer) -> Option<Node> {
     Some(Node::Workload(namespace, peer.name()?.to_owned()))
 }
 
-/// Truncates texts of an event, since another implementation's proxy may have written it.
+/// Truncates all texts of a flow event, since a proxy of another implementation may have written it.
 fn bound(flow: &mut Flow) {
     let names = [
         &mut flow.time,
@@ -312,7 +313,7 @@ fn bound(flow: &mut Flow) {
     }
 }
 
-/// Truncates a text at the last character that fits into this number of bytes.
+/// Truncates a text to at most this number of bytes, at a character boundary.
 fn cut(text: &mut String, most: usize) {
     text.truncate(text.floor_char_boundary(most));
 }

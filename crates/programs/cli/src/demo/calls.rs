@@ -1,4 +1,4 @@
-//! Calls between pods of the example, with their expected results.
+//! Calls between pods of the example, with the expected transport and policy decision of each.
 
 use std::{
     thread,
@@ -13,13 +13,13 @@ use super::{
 };
 use crate::{CliError, access_log::AccessLine, explain, labs};
 
-/// Names of the nodes.
+/// Names of the lab's nodes.
 const NODES: [&str; 2] = ["node-1", "node-2"];
 
 /// Port of the example's servers.
 const PORT: u16 = 8080;
 
-/// Call with the result that the manifests imply.
+/// Call from one Deployment to another, with the result that the manifests imply.
 pub(super) struct Call {
     from: (&'static str, &'static str),
     to: (&'static str, &'static str),
@@ -27,14 +27,14 @@ pub(super) struct Call {
     allowed: bool,
 }
 
-/// Transport of a connection.
+/// Transport of a call between pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Transport {
     /// mTLS tunnel between node proxies.
     Hbone,
-    /// Plaintext, through a node proxy on one side.
+    /// Plaintext, with one of the pods in the mesh.
     Plaintext,
-    /// Plaintext, with both peers outside the mesh.
+    /// Plaintext, with both pods outside the mesh.
     Outside,
 }
 
@@ -80,7 +80,7 @@ pub(super) const AFTER: [Call; 4] = [
     call(BATCH, REPORTS, Transport::Hbone, true),
 ];
 
-/// Observed result of a call.
+/// Observed result of a call, with the decision that `ambit policy explain` predicts.
 struct CallResult {
     identity: Option<String>,
     path: Transport,
@@ -140,7 +140,7 @@ impl CallResult {
 }
 
 impl Demo {
-    /// Makes the calls, prints their results, and returns the number of failures.
+    /// Makes the calls, prints their results, and returns the number that differ from the expectation.
     pub(super) fn calls(&self, status: &Status, calls: &[Call]) -> Result<usize, CliError> {
         let header = [
             "CALLER",
@@ -194,7 +194,7 @@ impl Demo {
         })
     }
 
-    /// Returns the access log line of the server's node proxy, or else of the client's.
+    /// Waits for the access log line of this call: the server's node proxy's, or else the client's.
     fn access_line(
         &self,
         client: &PodStatus,
@@ -227,7 +227,7 @@ impl Demo {
         }
     }
 
-    /// Returns the access log lines of each node's proxy.
+    /// Reads the access log lines of each node's proxy.
     fn access_lines(&self) -> Result<[Vec<AccessLine>; 2], CliError> {
         let mut lines = [const { Vec::new() }; 2];
         for (node, lines) in NODES.into_iter().zip(&mut lines) {

@@ -1,4 +1,4 @@
-//! Lab of the demonstration: waiting for its pods, and steps under a capture of its traffic.
+//! Lab of the demonstration: waits for its pods, and runs steps under a packet capture.
 
 use std::{thread, time::Duration};
 
@@ -17,10 +17,10 @@ use crate::{
 /// Text in every request, by which the capture recognizes plaintext.
 pub(super) const MARKER: &str = "AMBIT-DEMO-IN-THE-CLEAR";
 
-/// Timeout for pods to be ready or captured.
+/// Timeout for pods to become ready, or to be captured.
 pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Tolerated delay of the access log.
+/// Maximum time to wait for a call's line in the access log.
 pub(super) const MAX_LOG_DELAY: Duration = Duration::from_secs(3);
 
 /// Running lab of the demonstration.
@@ -71,7 +71,8 @@ impl Demo {
         Source::node(&self.name, node).dump()
     }
 
-    /// Runs each step under a capture, prints its row and the traffic on the wire, and returns the number of failures.
+    /// Runs `each` on all `things` under a packet capture, prints the rows it returns and the traffic on the wire, and
+    /// returns the number of unexpected results.
     pub(super) fn under_capture<T>(
         &self,
         status: &Status,
@@ -101,7 +102,7 @@ impl Demo {
         Ok(faults.len())
     }
 
-    /// Fetches a page from a pod.
+    /// Fetches a URL from within a pod.
     pub(super) fn get(&self, client: &PodStatus, url: &str) -> Result<ExecOutput, CliError> {
         let command = [LAB_TOOL, "get", "--timeout", "5000", url];
         self.client

@@ -1,4 +1,4 @@
-//! Pods of the example.
+//! Pods and Deployments of the example.
 
 use ambit_lab::{PodStatus, Status};
 
@@ -14,7 +14,7 @@ pub(super) const BATCH: (&str, &str) = ("legacy", "batch");
 
 pub(super) const REPORTS: (&str, &str) = ("legacy", "reports");
 
-/// Returns the pod of a Deployment.
+/// Returns a pod of the Deployment of this namespace and name.
 pub(super) fn pod<'a>(
     status: &'a Status,
     (namespace, name): (&str, &str),
@@ -29,12 +29,12 @@ pub(super) fn pod<'a>(
     })
 }
 
-/// Name of a pod, `namespace/name`.
+/// Returns the name of a pod, `namespace/name`.
 pub(super) fn pod_name(pod: &PodStatus) -> String {
     format!("{}/{}", pod.namespace, pod.name)
 }
 
-/// Name of a pod's Deployment, `namespace/deployment`.
+/// Returns the name of a pod's Deployment, `namespace/deployment`.
 pub(super) fn deployment_name(pod: &PodStatus) -> String {
     let mut name = pod.name.as_str();
     for _ in 0..2 {

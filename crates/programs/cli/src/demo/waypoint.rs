@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{CliError, ErrorKind, labs, output::print_line, readiness};
 
-/// Additions to the example: file name and text.
+/// Manifests that are added to the example: file name and text.
 const EXAMPLE: [(&str, &str); 2] = [
     (
         "catalog.yaml",
@@ -26,15 +26,15 @@ const EXAMPLE: [(&str, &str); 2] = [
         include_str!("../../../../../examples/waypoint/waypoint.yaml"),
     ),
 ];
-/// Deployment of the waypoint.
+/// Deployment of the waypoint, `namespace/name`.
 const WAYPOINT: &str = "store/waypoint";
 const SERVERS: [(&str, &str); 2] = [("store", "catalog"), ("store", "catalog-next")];
 
-/// Request with the result that the manifests imply.
+/// Request to the waypoint's namespace, with the result that the manifests imply.
 struct Request {
     from: (&'static str, &'static str),
     path: &'static str,
-    /// Server that responds; `None` if the waypoint rejects the request.
+    /// Deployment that responds; `None` if the waypoint rejects the request.
     server: Option<&'static str>,
 }
 
@@ -54,7 +54,7 @@ const fn request(
     Request { from, path, server }
 }
 
-/// Applies the manifests, makes the requests, and returns the number of failures.
+/// Applies the waypoint's manifests, makes the requests, and returns the number of unexpected results.
 pub(super) fn show(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
     print_line(
         "\nNow a namespace with a waypoint: it authorizes by method and path, and routes requests.\n",
@@ -82,7 +82,7 @@ pub(super) fn show(demo: &Demo, manifests: &Path) -> Result<usize, CliError> {
 }
 
 impl Demo {
-    /// Makes the requests, prints their results, and returns the number of failures.
+    /// Makes the requests, prints their results, and returns the number that differ from the expectation.
     fn requests(&self, status: &Status) -> Result<usize, CliError> {
         let header = [
             "CALLER",
@@ -122,7 +122,7 @@ impl Demo {
         })
     }
 
-    /// Sends requests until a response, since the pods' proxies may not know the waypoint yet.
+    /// Repeats a request until it gets an HTTP response, since node proxies may not know the waypoint yet.
     fn ask(&self, status: &Status, request: &Request) -> Result<Answer, CliError> {
         let client = pod(status, request.from)?;
         let url = format!("http://catalog.store{}{MARKER}", request.path);
@@ -145,7 +145,7 @@ impl Demo {
         }
     }
 
-    /// Waits for the log line after this number of lines.
+    /// Waits for the waypoint to write more than `before` access log lines, and returns the last one.
     fn logged(&self, status: &Status, before: usize) -> Result<Option<Line>, CliError> {
         let deadline = Instant::now() + MAX_LOG_DELAY;
         loop {
@@ -172,13 +172,13 @@ impl Demo {
     }
 }
 
-/// Response to a client.
+/// HTTP response that a client received.
 struct Answer {
     code: u16,
     text: String,
 }
 
-/// A line of the waypoint's access log, in Envoy's form.
+/// Line of the waypoint's access log, in Envoy's default format.
 #[derive(Debug, Default, PartialEq)]
 struct Line {
     code: u16,

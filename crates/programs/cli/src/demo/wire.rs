@@ -1,4 +1,4 @@
-//! Traffic on the wire between the nodes.
+//! Traffic that a packet capture saw on the wire between the nodes.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use crate::{
     output::{print_line, table},
 };
 
-/// Prints the flows between pods, and returns as faults those with plaintext between captured pods.
+/// Prints the captured flows between pods, and returns a fault for each readable flow between two pods of the mesh.
 pub(super) fn wire(status: &Status, reports: &[FlowReport]) -> Result<Vec<String>, CliError> {
     let owner = |ip: IpAddr| status.pods.iter().find(|pod| pod.ips.contains(&ip));
     let mut rows = Vec::new();

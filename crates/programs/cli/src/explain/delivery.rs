@@ -10,23 +10,23 @@ use serde::Serialize;
 use super::policies::{PolicyReport, policy_reports, reason};
 use crate::dump::EndpointWaypoint;
 
-/// Decision of the pod's policies on the waypoint.
+/// Decision of the server's policies on the connection from the waypoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Delivery {
-    /// The waypoint's identity.
+    /// SPIFFE identity of the waypoint.
     pub(crate) identity: String,
     pub(crate) allowed: bool,
-    /// The policy that decides.
+    /// Policy that decides; `None` if the decision is a default.
     pub(crate) decided_by: Option<String>,
-    /// Reason as text.
+    /// Reason of the decision in words.
     pub(crate) why: String,
     pub(crate) policies: Vec<PolicyReport>,
 }
 
 impl Delivery {
-    /// Evaluates each identity of the server's waypoint, and returns a refused one, if any. `None` if the waypoint's
-    /// identity is unknown.
+    /// Evaluates the server's policies for each identity of its waypoint, and returns a refused one if any is refused;
+    /// `None` if the waypoint's identities are unknown.
     pub(super) fn judge(
         attached: &EndpointWaypoint,
         workloads: &[Workload],

@@ -1,11 +1,11 @@
-//! Completion of service names by the search domains of a pod's resolver.
+//! Resolution of service names as a pod's resolver does it, with search domains.
 
 use std::borrow::Cow;
 
 use crate::dump::{Dump, ServiceEntry};
 
-/// Returns the host name of the service that a client of a namespace reaches by `name` on a port, or the name
-/// unchanged.
+/// Resolves `name` like a pod of the client's namespace: returns the host name of the service that it means and that
+/// has this port, or the name unchanged.
 pub(super) fn resolve<'a>(
     dump: &'a Dump,
     namespace: Option<&str>,

@@ -1,17 +1,17 @@
-//! Names of PeerAuthentications in place of the policies that node proxies receive for them.
+//! Translates names of policies that Istio generates from PeerAuthentications to the names of these objects.
 
 use ambit_k8s_api::{Kind, ObjectKey};
 
 use super::report::Report;
 use crate::{rehearsal, source::Source};
 
-/// The policy that represents all PeerAuthentications that refuse plaintext on every port.
+/// Name of the generated policy that stands for all PeerAuthentications in mode STRICT without port settings.
 const STATIC_STRICT: &str = "istio_converted_static_strict";
-/// Prefix of the names of policies for a PeerAuthentication with port settings.
+/// Name prefix of policies generated from a PeerAuthentication with port settings.
 const CONVERTED: &str = "converted_peer_authentication_";
 
-/// Replaces names of converted policies by their PeerAuthentications in reports. If the objects are unavailable, the
-/// static policy keeps its name.
+/// Replaces names of generated policies in reports by those of their PeerAuthentications. If the mesh's objects are
+/// unavailable, `STATIC_STRICT` keeps its name.
 pub(super) fn name_peer_authentications(source: &Source, reports: &mut [Report]) {
     let is_named = reports
         .iter()
@@ -42,8 +42,8 @@ fn names(report: &Report) -> impl Iterator<Item = &String> {
     report.decided_by.iter().chain(policies)
 }
 
-/// Returns the PeerAuthentication from which a policy was converted, if any; `strict` is the one that the static policy
-/// represents.
+/// Returns the PeerAuthentication from which a policy was generated, if any; `strict` is the one behind
+/// `STATIC_STRICT`.
 fn written(policy: &str, strict: Option<&str>) -> Option<String> {
     let (namespace, name) = policy.split_once('/')?;
     if name == STATIC_STRICT {

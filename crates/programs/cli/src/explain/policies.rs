@@ -1,11 +1,11 @@
-//! Evaluations of policies in reports.
+//! Evaluations of authorization policies, as reports show them.
 
 use ambit_authz::{Explanation, Outcome, Why};
 use ambit_mesh_json::Json;
 use ambit_model::{Action, Scope};
 use serde::Serialize;
 
-/// Evaluation of one policy.
+/// Evaluation of one authorization policy for a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PolicyReport {
@@ -13,7 +13,7 @@ pub(crate) struct PolicyReport {
     pub(crate) action: Json<Action>,
     pub(crate) scope: Json<Scope>,
     pub(crate) dry_run: bool,
-    /// The first rule that matches, counted from 1.
+    /// First rule that matches, counted from 1; `None` if none does.
     pub(crate) matching_rule: Option<usize>,
 }
 
@@ -32,7 +32,7 @@ pub(super) fn policy_reports(explanation: &Explanation) -> Vec<PolicyReport> {
     .collect()
 }
 
-/// Text of a decision's reason.
+/// Describes the reason of a decision in words.
 pub(super) fn reason(why: &Why) -> &'static str {
     match why {
         Why::NoPolicies => "no policy applies",

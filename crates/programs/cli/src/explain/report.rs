@@ -1,4 +1,4 @@
-//! Prediction for a connection, and its text.
+//! Predicted policy decision on a connection, and its text.
 
 use std::net::SocketAddr;
 
@@ -7,35 +7,35 @@ use serde::Serialize;
 use super::{delivery::Delivery, policies::PolicyReport};
 use crate::output::table;
 
-/// Prediction for a connection.
+/// Predicted policy decision on a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
-    /// Pod or address of the client.
+    /// Client: a pod, an address or a SPIFFE identity.
     pub(crate) from: String,
-    /// Client identity that the server will have verified; none for plaintext.
+    /// Identity of the client that the server's node proxy will have verified; `None` for plaintext.
     pub(crate) identity: Option<String>,
-    /// The server's pod.
+    /// Pod of the server, `namespace/name`.
     pub(crate) to: String,
-    /// The application's address.
+    /// Address and port of the application.
     pub(crate) destination: SocketAddr,
-    /// Whether the server's node proxy enforces policies for it.
+    /// Whether the server has a node proxy that enforces policies for it.
     pub(crate) enforced: bool,
     /// Waypoint on the connection's path, whose policies are not evaluated here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waypoint: Option<String>,
-    /// Decision on the waypoint's own connection to the server.
+    /// Decision on the waypoint's own connection to the server, if its identity is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) delivery: Option<Delivery>,
     /// Whether the connection is allowed; with a waypoint, whether node proxies allow each leg.
     pub(crate) allowed: bool,
-    /// The policy that decides.
+    /// Policy that decides; `None` if the decision is a default.
     pub(crate) decided_by: Option<String>,
-    /// Reason as text.
+    /// Reason of the decision in words.
     pub(crate) why: String,
-    /// Decision of every policy that applies.
+    /// Evaluation of every policy that applies to the server.
     pub(crate) policies: Vec<PolicyReport>,
-    /// Unknown policies that the server names.
+    /// Policies that the server's record names, but that the dump does not have.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) missing: Vec<String>,
 }

@@ -1,8 +1,8 @@
-//! Predictions of `ambit policy explain` for a saved dump.
+//! Tests of the predictions of `ambit policy explain` for a saved dump.
 
 use super::*;
 
-/// Dump of Istio's node proxy with unknown keys.
+/// `/config_dump` of Istio's node proxy, with keys that Ambit does not know.
 const DUMP: &str = r#"{
   "workloads": [
     {"uid": "K//Pod/shop/front-a-1", "name": "front-a-1", "namespace": "shop", "serviceAccount": "front",
@@ -116,7 +116,7 @@ fn words_for_people() {
     ");
 }
 
-/// Returns the dump with a waypoint of the server's pod.
+/// Returns the dump with a waypoint attached to the server's pod.
 fn with_waypoint(enforce: bool) -> Dump {
     let attached = format!(
         r#""endpointWaypoint": {{"waypoint": {{"destination": "shop/waypoint.shop.svc.cluster.local"}},

@@ -1,5 +1,5 @@
-//! Flow events of a cluster's namespaces, through its control plane: for users who may read those namespaces, but
-//! not forward ports of the mesh's pods.
+//! Flow events through a cluster's control plane: for users who may read some namespaces, but not forward ports of the
+//! mesh's pods.
 
 use ambit_flow::{CONTROL_PORT_NAME, Filter, TOKEN_HEADER};
 use ambit_flow_reader::{BoxError, Opened, ReadError, path};
@@ -15,20 +15,20 @@ use crate::{CliError, ErrorKind, install::progress};
 /// Name of the control plane's Service.
 const SERVICE: &str = "istiod";
 
-/// The control plane of a cluster.
+/// Control plane of a cluster, called through the API server's service proxy.
 pub(crate) struct ControlPlane {
     cluster: Cluster,
-    /// Namespace of the mesh.
+    /// Namespace in which the mesh is installed.
     mesh: String,
-    /// The user's credentials: a token that expires is renewed with each request.
+    /// Client configuration with the user's credentials, from which each request takes a current token.
     config: Config,
 }
 
 impl ControlPlane {
-    /// Returns the control plane of a cluster in the namespace `mesh`.
+    /// Creates the client for a cluster's control plane in the namespace `mesh`.
     ///
     /// # Errors
-    /// If the user has no token by which it could know them.
+    /// The user has no bearer token by which the control plane could authenticate them.
     pub(crate) async fn of(
         config: Config,
         cluster: Cluster,
@@ -67,7 +67,7 @@ impl ControlPlane {
         Ok(token)
     }
 
-    /// Sends a GET request to a path of the control plane.
+    /// Sends a GET request for a path to the control plane, with the user's token.
     pub(crate) async fn request(&self, path: &str) -> Result<Opened, CliError> {
         let unreachable = |error: BoxError| {
             let what = "the control plane cannot be reached through the API server";
@@ -85,10 +85,10 @@ impl ControlPlane {
         })
     }
 
-    /// Fails early if the user may not read the events that `filter` matches.
+    /// Checks that the user may read the events that `filter` matches.
     ///
     /// # Errors
-    /// The refusal of the control plane or the API server.
+    /// The control plane or the API server refuses the request.
     pub(crate) async fn check(&self, filter: &Filter) -> Result<(), CliError> {
         let opened = self.request(&path(filter)).await?;
         let Err(error) = opened.accepted().await else {
@@ -105,7 +105,7 @@ impl ControlPlane {
         })
     }
 
-    /// Path of the control plane's port in the API server's proxy.
+    /// Builds the URI of a path on the control plane's port, through the API server's service proxy.
     fn uri(&self, path: &str) -> Result<Uri, BoxError> {
         let (mesh, port) = (&self.mesh, CONTROL_PORT_NAME);
         let service = format!("/api/v1/namespaces/{mesh}/services/https:{SERVICE}:{port}");
@@ -118,7 +118,7 @@ fn boxed(body: Body) -> UnsyncBoxBody<Bytes, BoxError> {
     body.map_err(error).boxed_unsync()
 }
 
-/// Returns the reason of a refusal: the control plane's text, or the message of the API server's status.
+/// Returns the reason of a refusal: the message of the API server's `Status`, or else the control plane's plain text.
 fn reason(text: String) -> String {
     let status: Result<Status, _> = serde_json::from_str(&text);
     status.map_or(text, |status| status.message)

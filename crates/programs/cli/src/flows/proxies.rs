@@ -22,14 +22,14 @@ use crate::{
     waypoint::Seen,
 };
 
-/// A proxy whose flows can be read.
+/// Component whose flow events can be read.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Proxy {
     /// The node proxy of a lab's node.
     Node(String),
-    /// A pod, of a waypoint or of a node proxy: namespace, name.
+    /// Pod of a waypoint or of a node proxy: namespace, name.
     Pod(String, String),
-    /// The control plane of a cluster, which reads all proxies.
+    /// Control plane of a cluster, which reads the events of all proxies.
     ControlPlane,
 }
 
@@ -43,22 +43,22 @@ impl fmt::Display for Proxy {
     }
 }
 
-/// Byte stream to any destination.
+/// Byte stream to an admin port, over any transport.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-/// Proxies of a lab or cluster.
+/// Proxies of a lab or cluster, and the way to reach them.
 pub(crate) enum Proxies {
-    /// Proxies of a lab.
+    /// Proxies of the lab of this name.
     Lab(String),
-    /// Proxies of a cluster, with the namespace of the mesh.
+    /// Proxies of a cluster, by port forwarding; with the namespace of the mesh.
     Cluster(Cluster, String),
-    /// Proxies of a cluster, through the control plane, since the user may not forward ports.
+    /// Proxies of a cluster, through its control plane, since the user may not forward ports.
     Confined(Box<ControlPlane>),
 }
 
 impl Proxies {
-    /// Finds the proxies of a lab or cluster.
+    /// Selects the lab or cluster, and in a cluster port forwarding or the control plane by the user's rights.
     pub(crate) async fn of(place: &FlowPlace) -> Result<Self, CliError> {
         match place.target.lab(place.lab.as_deref()) {
             Some(lab) => Ok(Self::Lab(lab)),
@@ -77,7 +77,7 @@ impl Proxies {
         }
     }
 
-    /// Lists the running proxies.
+    /// Lists the components to read: the running proxies, or the control plane in their place.
     pub(crate) async fn list(&self) -> Result<Vec<Proxy>, CliError> {
         match self {
             Self::Lab(lab) => {
@@ -89,7 +89,7 @@ impl Proxies {
         }
     }
 
-    /// Fails if the user may not read the events that `filter` matches.
+    /// Checks that the user may read the events that `filter` matches.
     pub(super) async fn check(&self, filter: &Filter) -> Result<(), CliError> {
         match self {
             Self::Confined(control_plane) => control_plane.check(filter).await,
@@ -97,7 +97,7 @@ impl Proxies {
         }
     }
 
-    /// Requests a path of a proxy.
+    /// Sends a GET request for a path to a proxy's admin port, or to the control plane.
     async fn request(&self, proxy: &Proxy, path: &str) -> Result<Opened, CliError> {
         if let Self::Confined(control_plane) = self {
             return control_plane.request(path).await;

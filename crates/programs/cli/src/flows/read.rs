@@ -1,4 +1,4 @@
-//! Flow events of all proxies of a lab or cluster, parsed from their lines.
+//! Flow events of all proxies of a lab or cluster, parsed from JSON lines.
 
 use ambit_flow::{Filter, ProxyState, StreamItem};
 use ambit_flow_reader as reader;
@@ -6,21 +6,21 @@ use tokio::sync::mpsc;
 
 use super::proxies::Proxies;
 
-/// Maximum number of received batches of lines that wait to be parsed.
+/// Maximum number of received batches of lines that are queued for parsing.
 const WAITING: usize = 64;
 
-/// Event of the proxies that are being read.
+/// Flow event, or change of state of a proxy's stream.
 #[derive(Clone, Debug)]
 pub(crate) enum Received {
-    /// A proxy's stream has begun.
+    /// The stream of the proxy with this name has begun.
     Began(String),
-    /// Event of a proxy.
+    /// Flow event, or count of events that a proxy did not send.
     Item(Box<StreamItem>),
-    /// Failed or ended stream of a proxy: name and reason. It is retried.
+    /// The stream of a proxy failed or ended (name and reason), and is retried.
     Ended(String, String),
 }
 
-/// Reads until the receiver is dropped.
+/// Reads the flow events of all proxies until the receiver is dropped.
 pub(crate) async fn follow(proxies: Proxies, filter: Filter, sender: mpsc::Sender<Received>) {
     let (lines, mut received) = mpsc::channel(WAITING);
     let _reading = ambit_rt::spawn_abortable("flows of proxies", async move {
@@ -40,7 +40,7 @@ pub(crate) async fn follow(proxies: Proxies, filter: Filter, sender: mpsc::Sende
     }
 }
 
-/// Parses lines of events. Events that this version does not know are skipped.
+/// Parses lines of JSON. Events of types that this version does not know are skipped.
 fn parse(received: reader::Received) -> Vec<Received> {
     match received {
         reader::Received::Began(proxy) => vec![Received::Began(proxy)],

@@ -23,7 +23,7 @@ use crate::{CliError, ErrorKind};
 /// Minimum interval of redrawing.
 const REDRAW: Duration = Duration::from_millis(100);
 
-/// Shows flows until the user ends it, or the time is over.
+/// Shows flows until the user ends the program, or the time `end`.
 pub(super) async fn run(
     mut received: mpsc::Receiver<Received>,
     end: Option<Instant>,
@@ -65,7 +65,7 @@ pub(super) async fn run(
     shown
 }
 
-/// Passes a key to the view; returns false if the key ends the program.
+/// Passes a key press to the view; returns false if the key ends the program.
 fn pressed(view: &mut View, event: &Event) -> bool {
     let Event::Key(key) = event else {
         return true;

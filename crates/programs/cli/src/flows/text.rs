@@ -1,11 +1,11 @@
-//! Flow events as lines of text. Texts of peers may be hostile: control characters and changes of text direction are
+//! Flow events as lines of text. Peers choose some of the texts: control characters and bidirectional controls are
 //! escaped.
 
 use ambit_flow::{Flow, Peer, StreamItem, Transport};
 
 use crate::output::printable;
 
-/// Event as columns.
+/// Flow event formatted as columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) time: String,
@@ -19,7 +19,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Formats an event as columns.
+    /// Formats a flow event as columns.
     pub(crate) fn of(flow: &Flow) -> Self {
         let time = flow.time.get(11..23).unwrap_or(&flow.time);
         Self {
@@ -38,7 +38,7 @@ impl Row {
     }
 }
 
-/// Formats an event as a line of text.
+/// Formats a flow event as a line of text.
 pub(super) fn line(item: &StreamItem) -> Option<String> {
     match item {
         StreamItem::Flow(flow) => {
@@ -60,12 +60,12 @@ pub(super) fn line(item: &StreamItem) -> Option<String> {
     }
 }
 
-/// Formats an event as a line of JSON.
+/// Formats a flow event as a line of JSON.
 pub(super) fn json(item: &StreamItem) -> Option<String> {
     serde_json::to_string(item).ok()
 }
 
-/// Describes events that were left out.
+/// Describes how many events and refusals proxies did not send.
 pub(crate) fn lost(sampled: u64, refusals: u64) -> String {
     let refusals = match refusals {
         0 => String::new(),
@@ -74,7 +74,7 @@ pub(crate) fn lost(sampled: u64, refusals: u64) -> String {
     format!("-- sampled: {sampled} further events{refusals} are not shown")
 }
 
-/// Describes a client or server.
+/// Describes a client or server by its workload, or else by its identity or address.
 pub(crate) fn peer(peer: &Peer) -> String {
     let text = match (&peer.namespace, peer.name()) {
         (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
@@ -106,7 +106,7 @@ pub(crate) fn server(flow: &Flow) -> String {
     }
 }
 
-/// Describes the path of the traffic.
+/// Describes the transport, and the waypoint on the path, if any.
 pub(crate) fn path(flow: &Flow) -> String {
     let transport = match flow.transport {
         Transport::Hbone => "mTLS",
@@ -118,7 +118,7 @@ pub(crate) fn path(flow: &Flow) -> String {
     }
 }
 
-/// Describes the request, and the reason of its refusal or failure.
+/// Describes the HTTP request, if any, and the reason of a refusal or failure.
 pub(crate) fn details(flow: &Flow) -> String {
     let mut parts = Vec::new();
     if let Some(request) = &flow.request {

@@ -6,22 +6,22 @@ use ambit_flow::{Flow, StreamItem, Transport};
 
 use super::{read::Received, text::Row};
 
-/// Maximum stored flows, after which the oldest are dropped.
+/// Maximum number of stored flows; at the limit the oldest is dropped.
 const MAX_STORED_FLOWS: usize = 5_000;
-/// Maximum length of the filter, in bytes.
+/// Maximum length of the filter text, in bytes.
 const MAX_FILTER: usize = 128;
 
-/// Column that rows are ordered by.
+/// Sort order of the rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Order of arrival, latest last.
+    /// By arrival, latest last.
     #[default]
     Time,
     From,
     To,
-    /// The longest first.
+    /// By duration, longest first.
     Duration,
-    /// The most bytes first.
+    /// By bytes in both directions, most first.
     Bytes,
 }
 
@@ -36,7 +36,7 @@ impl Order {
         }
     }
 
-    /// Name on the screen.
+    /// Returns the name of the order that the screen shows.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Time => "time",
@@ -48,7 +48,7 @@ impl Order {
     }
 }
 
-/// Key that the screen handles.
+/// Key press that the view handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     Char(char),
@@ -67,20 +67,20 @@ pub(super) enum Key {
 #[derive(Debug, Default)]
 pub(super) struct View {
     stored: VecDeque<(Flow, Row)>,
-    /// Flows received while the screen was paused.
+    /// Flows received while the view was paused.
     held: VecDeque<(Flow, Row)>,
     pub(super) is_paused: bool,
     pub(super) only_refused: bool,
     pub(super) only_plaintext: bool,
     pub(super) filter: String,
-    /// Whether keys edit the filter.
+    /// Whether the user is typing a filter, so that keys edit it.
     pub(super) is_typing: bool,
     pub(super) order: Order,
-    /// Index of the selected row among the visible ones; `None` selects the latest.
+    /// Index of the selected row among the visible ones; `None` if the user selected none.
     selected: Option<usize>,
     /// Whether the selected flow is shown in detail.
     pub(super) is_detailed: bool,
-    /// Numbers of events and refusals that were left out.
+    /// Numbers of events and of refusals that proxies did not send.
     pub(super) lost: (u64, u64),
     /// Names of the proxies that are being read.
     pub(super) reading: Vec<String>,
@@ -89,7 +89,7 @@ pub(super) struct View {
 }
 
 impl View {
-    /// Handles a received event.
+    /// Stores a flow event, or updates the state of the proxies' streams.
     pub(super) fn receive(&mut self, received: Received) {
         match received {
             Received::Item(item) => match *item {
@@ -124,7 +124,7 @@ impl View {
         to.push_back((flow, row));
     }
 
-    /// Returns the visible flows in order.
+    /// Returns the flows that pass the filters, in the selected order.
     pub(super) fn shown(&self) -> Vec<&(Flow, Row)> {
         let mut shown: Vec<_> = self.stored.iter().filter(|one| self.shows(one)).collect();
         match self.order {
@@ -153,12 +153,13 @@ impl View {
                     .any(|text| text.to_lowercase().contains(&pattern)))
     }
 
-    /// Number of flows that wait for the end of the pause.
+    /// Returns the number of flows that were received during the pause.
     pub(super) fn held(&self) -> usize {
         self.held.len()
     }
 
-    /// Returns the index of the selected row among this number of visible rows; the latest if none is selected.
+    /// Returns the index of the selected row among `shown` rows; if none is selected, that of the latest flow or the
+    /// first row.
     pub(super) fn selected(&self, shown: usize) -> Option<usize> {
         let last = shown.checked_sub(1)?;
         let latest = match self.order {

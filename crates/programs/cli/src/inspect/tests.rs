@@ -1,4 +1,4 @@
-//! Output of commands for a saved dump.
+//! Tests of the output of `ambit workloads`, `services` and similar commands for a saved dump.
 
 use serde_json::json;
 

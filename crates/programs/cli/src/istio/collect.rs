@@ -1,5 +1,6 @@
-//! Objects of a mesh from files or from a cluster: all objects of Istio's and the Gateway API's groups, and the objects
-//! of Kubernetes that they depend on. Secrets are not read, and ConfigMaps only where objects of the mesh name them.
+//! Reads the objects of a mesh from files or from a cluster: all objects of Istio's and the Gateway API's groups, and
+//! the Kubernetes objects that they depend on. Secrets are not read, and ConfigMaps only if objects of the mesh name
+//! them.
 
 use std::{
     collections::BTreeSet,
@@ -27,7 +28,7 @@ use crate::{
     rehearsal::settings,
 };
 
-/// Kinds of Kubernetes that objects of the mesh depend on, or that carry labels of the mesh.
+/// Kubernetes' own kinds that objects of the mesh depend on, or that carry labels of the mesh: API version and kind.
 const BUILT_IN: [(&str, &str); 10] = [
     ("v1", "Namespace"),
     ("v1", "Node"),
@@ -40,12 +41,12 @@ const BUILT_IN: [(&str, &str); 10] = [
     ("apps/v1", "DaemonSet"),
     ("batch/v1", "CronJob"),
 ];
-/// Name of the Deployment of Ambit's control plane.
+/// Name of the Deployment of Ambit's control plane, by which an installation is recognized.
 const CONTROL: &str = "ambit-control";
-/// Maximum depth of directories below a named one.
+/// Maximum depth of subdirectories that are read below a directory named on the command line.
 const MAX_DEPTH: usize = 16;
 
-/// Reads the objects of files and directories; `-` is standard input.
+/// Reads the objects of manifests in files and directories; `-` is standard input.
 pub(crate) fn of_files(paths: &[PathBuf]) -> Result<Mesh, CliError> {
     let mut files = Vec::new();
     for path in paths {
@@ -90,7 +91,7 @@ fn manifests_below(
     Ok(())
 }
 
-/// Reads the objects of a cluster. A kind that may not be listed is reported, and the others are read.
+/// Reads the objects of a cluster. A kind that the user may not list is noted as unreadable, and the others are read.
 pub(crate) async fn of_cluster(cluster: &Cluster, mesh_namespace: &str) -> Result<Mesh, CliError> {
     let mut reader = Reader {
         cluster,
@@ -125,7 +126,8 @@ pub(crate) async fn of_cluster(cluster: &Cluster, mesh_namespace: &str) -> Resul
     Ok(mesh)
 }
 
-/// The MeshConfig, and ConfigMaps with the authorities of policies of TLS, by namespace and name.
+/// Returns namespace and name of the ConfigMaps to read: the MeshConfig, and those with CA certificates of
+/// BackendTLSPolicies.
 fn named_config_maps(mesh: &Mesh, mesh_namespace: &str) -> BTreeSet<(String, String)> {
     let mut names = BTreeSet::from([(mesh_namespace.to_owned(), "istio".to_owned())]);
     for (value, _) in &mesh.objects {
@@ -141,14 +143,14 @@ fn named_config_maps(mesh: &Mesh, mesh_namespace: &str) -> BTreeSet<(String, Str
     names
 }
 
-/// Reader of a cluster's objects.
+/// Reads the objects of a cluster, and collects them with notes on what is forbidden.
 struct Reader<'a> {
     cluster: &'a Cluster,
     mesh: Mesh,
 }
 
 impl Reader<'_> {
-    /// Reads the objects of a kind, and returns their number unless they may not be read.
+    /// Reads the objects of a kind, and returns their number; `None` if the user may not list them.
     async fn list(
         &mut self,
         version: &str,
@@ -166,7 +168,7 @@ impl Reader<'_> {
         Ok(Some(count))
     }
 
-    /// Reads one object unless it was read before, and returns whether it exists.
+    /// Reads one object unless it has been read before, and returns whether it exists.
     async fn get(
         &mut self,
         version: &str,
@@ -194,7 +196,7 @@ impl Reader<'_> {
         Ok(is_there)
     }
 
-    /// Returns version, kind and plural name of every kind of the mesh's API groups that the cluster defines.
+    /// Returns API version, kind and plural name of every kind of Istio's and the Gateway API's groups that has a CRD.
     async fn definitions(&mut self) -> Result<Vec<(String, String, String)>, CliError> {
         let found = self
             .cluster
@@ -214,7 +216,7 @@ impl Reader<'_> {
         Ok(of_mesh.filter_map(served).collect())
     }
 
-    /// Returns the result of a request; `None`, with a note, if it is forbidden.
+    /// Returns the result of a request to the API server; if it is forbidden, notes this and returns `None`.
     fn permitted<T>(
         &mut self,
         result: Result<T, ClusterError>,
@@ -240,8 +242,8 @@ fn is_forbidden(error: &ClusterError) -> bool {
     matches!(&**source, kube::Error::Api(status) if status.code == 403)
 }
 
-/// Returns the version in which objects of a definition are read: the one that Ambit knows, the stored one, or any
-/// other.
+/// Returns API version, kind and plural name by which a CRD's objects are read, in a served version: the one that Ambit
+/// uses, or else the storage version, or any other.
 fn served(definition: CustomResourceDefinition) -> Option<(String, String, String)> {
     let spec = definition.spec;
     let of_mesh = Kind::find(Some(&format!("{}/v1", spec.group)), &spec.names.kind);

@@ -1,5 +1,5 @@
-//! Differences between Istio and Ambit that no condition reports, because the object is followed as Ambit documents it,
-//! or another controller follows it.
+//! Differences between Istio and Ambit that no status condition reports, since Ambit uses the object as its
+//! documentation says, or since another controller is responsible for it.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ use super::{
 };
 use crate::manifest;
 
-/// GatewayClasses of Istio with their controller names.
+/// GatewayClasses that Istio creates, with their controller names.
 const CLASSES: [(&str, &str); 4] = [
     ("istio", "istio.io/gateway-controller"),
     ("istio-remote", "istio.io/unmanaged-gateway"),
@@ -33,16 +33,16 @@ const CLASSES: [(&str, &str); 4] = [
     ("agentgateway", "istio.io/agentgateway-controller"),
 ];
 
-/// Objects on which the differences of other objects depend.
+/// Settings and other objects on which the differences of an object depend.
 pub(super) struct Surroundings {
     root_namespace: String,
     cluster_domain: String,
     revision: String,
     /// Whether ServiceEntries without `exportTo` are visible in all namespaces.
     exports_to_all: bool,
-    /// Controllers of classes.
+    /// Controller names by the name of the GatewayClass.
     controllers: BTreeMap<String, String>,
-    /// Gateways that only Istio's control plane follows, by namespace and name.
+    /// Gateways of Istio's classes, which lapse without Istio's control plane: namespace and name.
     lapsed: Vec<(String, String)>,
 }
 
@@ -79,7 +79,7 @@ impl Surroundings {
         all
     }
 
-    /// Whether a Gateway has a class of Istio and is no waypoint.
+    /// Whether a Gateway has one of Istio's classes for gateways other than waypoints.
     fn is_istios(&self, gateway: &Gateway) -> bool {
         let class = gateway.spec.gateway_class_name.as_str();
         match self.controllers.get(class) {
@@ -88,13 +88,14 @@ impl Surroundings {
         }
     }
 
-    /// Whether the control plane's problem of a Gateway is explained by [`of_value`].
+    /// Whether [`Self::of_value`] reports a Gateway as one of Istio's classes, so that the control plane's problem of
+    /// its class is redundant.
     pub(super) fn explains(&self, namespace: &str, name: &str) -> bool {
         let mut all = self.lapsed.iter();
         all.any(|(of, one)| (of.as_str(), one.as_str()) == (namespace, name))
     }
 
-    /// Differences of one object.
+    /// Returns the differences between Istio and Ambit in the meaning of one object.
     pub(super) fn of_value(&self, value: &Value) -> Vec<Effect> {
         let Some((group, kind)) = group_and_kind(value) else {
             return Vec::new();
@@ -186,7 +187,8 @@ impl Surroundings {
 }
 
 impl Surroundings {
-    /// Differences between waypoints and sidecars, each of which follows VirtualServices for its own namespace.
+    /// Returns differences of a VirtualService with `exportTo`, or with hosts of another namespace: a waypoint applies
+    /// it in place of the sidecars of the clients.
     fn virtual_service(&self, service: &Object<VirtualServiceSpec>) -> Vec<Difference> {
         let own = namespace(&service.metadata);
         let VirtualServiceSpec {
@@ -227,10 +229,11 @@ impl Surroundings {
     }
 }
 
-/// Outcome, field, effect and advice.
+/// Difference in the meaning of an object: outcome, field, effect and advice.
 type Difference = (Outcome, String, String, String);
 
-/// Differences of a DestinationRule: for TLS without CA certificates, Istio does not verify the server.
+/// Returns differences of a DestinationRule: for TLS without CA certificates, Istio does not verify the server, and
+/// Ambit uses the system's trust store.
 fn destination_rule(rule: &Object<DestinationRuleSpec>) -> Vec<Difference> {
     let mut found = Vec::new();
     let mut check = |at: String, policy: &TlsPolicy| {
@@ -280,7 +283,7 @@ fn peer_authentication(policy: &Object<PeerAuthenticationSpec>) -> Vec<Differenc
         .collect()
 }
 
-/// Settings of a revision of Istio's control plane: a control plane of that revision reads them, the default one does not.
+/// Returns a difference if a ConfigMap is the MeshConfig of a revision: only a control plane of that revision reads it.
 fn revisioned_settings(map: &ConfigMap) -> Vec<Difference> {
     let name = map.metadata.name.as_deref().unwrap_or_default();
     let has_mesh = map
@@ -299,7 +302,7 @@ fn revisioned_settings(map: &ConfigMap) -> Vec<Difference> {
     difference.into_iter().collect()
 }
 
-/// Parses an object of the Gateway API, if it is of the kind.
+/// Parses the objects of one kind of the Gateway API, and skips all others.
 fn of_gateway_api<'a, T: DeserializeOwned + Default>(
     objects: impl Iterator<Item = &'a Value>,
     kind: &'static str,
@@ -310,7 +313,8 @@ fn of_gateway_api<'a, T: DeserializeOwned + Default>(
     objects.filter(is_one).map(read)
 }
 
-/// Parses an object; `null` fields count as missing. The control plane reports malformed objects.
+/// Parses an object; `null` fields count as absent. A malformed object becomes the default: the control plane reports
+/// it.
 pub(super) fn read<T: DeserializeOwned + Default>(value: &Value) -> T {
     T::deserialize(manifest::of(value)).unwrap_or_default()
 }

@@ -1,22 +1,22 @@
-//! Effect of an object with Ambit.
+//! Effects that the objects of an Istio mesh have with Ambit.
 
 use ambit_k8s_api::ObjectKey;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Outcome for an object, or for one of its fields.
+/// Outcome for an object of an Istio mesh, or for one of its fields, with Ambit; the most severe first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Outcome {
-    /// Without an effect in Ambit.
+    /// The object or field has no effect in Ambit.
     Lapses,
-    /// Followed, with a difference.
+    /// Ambit uses the object or field, but differently from Istio.
     Changes,
-    /// Followed as it is.
+    /// Ambit uses the object or field as Istio does.
     Works,
 }
 
-/// Effect of an object, or of one of its fields.
+/// Effect of an object, or of one of its fields, with Ambit.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Effect {
@@ -25,9 +25,9 @@ pub(crate) struct Effect {
     pub(crate) object: String,
     /// Path of the field; `.` for the object itself.
     pub(crate) field: String,
-    /// Consequence with Ambit.
+    /// Description of the effect with Ambit.
     pub(crate) effect: String,
-    /// Advice on it; empty where there is nothing to do.
+    /// How to get the intended effect; empty if there is nothing to do.
     pub(crate) advice: String,
 }
 
@@ -49,7 +49,7 @@ impl Effect {
     }
 }
 
-/// Kind, namespace and name of an object of any kind.
+/// Formats kind, namespace and name of an object of any kind.
 pub(super) fn object_name(value: &Value) -> String {
     if let Ok(key) = ObjectKey::read(value) {
         return key.to_string();
@@ -63,7 +63,7 @@ pub(super) fn object_name(value: &Value) -> String {
     }
 }
 
-/// Fields of an object that name it.
+/// Kind, namespace and name in the JSON of an object of any kind.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Named {

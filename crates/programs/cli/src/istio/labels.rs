@@ -12,20 +12,20 @@ use serde_json::Value;
 
 use super::effect::Outcome::{self, Changes, Lapses, Works};
 
-/// Object whose labels and annotations are read.
+/// Kind of object whose labels and annotations a rule is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Namespace,
     Service,
-    /// Pod, or the template of pods.
+    /// A pod, or the pod template of a workload.
     Workload,
 }
 use Place::{Namespace, Service, Workload};
 
-/// Rule for a label or annotation.
+/// Rule for a label or annotation of Istio.
 struct Rule {
     place: Place,
-    /// Name of the label or annotation, or its prefix up to the slash.
+    /// Name of the label or annotation; if it ends with a slash, the prefix of names.
     key: &'static str,
     /// Value of the label or annotation; `None` matches any value.
     value: Option<&'static str>,
@@ -51,7 +51,7 @@ const fn rule(
     }
 }
 
-/// Text in advice that the object's own name replaces.
+/// Placeholder in advice, replaced by the object's name.
 const NAME: &str = "{name}";
 const ENROLL: &str = "label it istio.io/dataplane-mode=ambient (`ambit enroll {name}`), and restart pods with sidecars";
 const NOT_INJECTED: &str = "no sidecars are injected";
@@ -64,7 +64,7 @@ const OUTBOUND: &str =
     "all outbound connections are captured; those to addresses outside of the mesh pass unchanged";
 const SIDECAR_RESOURCES: &str = "set the chart's ztunnel.resources, and spec.infrastructure.parametersRef of a waypoint's Gateway";
 
-/// Rules for labels and annotations; the first match counts.
+/// Rules for labels and annotations; the first one that matches applies.
 const RULES: &[Rule] = &[
     rule(
         Namespace,
@@ -323,13 +323,13 @@ const RULES: &[Rule] = &[
     ),
 ];
 
-/// Pods of Istio itself, by their label `app` or `k8s-app`.
+/// Values of the labels `app` and `k8s-app` of Istio's own components, which are not checked.
 const PARTS: [&str; 3] = ["istiod", "ztunnel", "istio-cni-node"];
 
-/// Label or annotation with its effect.
+/// Label or annotation of an object, with its effect in Ambit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
-    /// Kind, namespace and name of the object that has it.
+    /// Kind, namespace and name of the object that has the label or annotation.
     pub(crate) object: String,
     pub(crate) outcome: Outcome,
     pub(crate) field: String,
@@ -337,7 +337,8 @@ pub(crate) struct Mark {
     pub(crate) advice: String,
 }
 
-/// Returns the marks of an object of any kind. Marks of a pod count as those of its workload.
+/// Returns the labels and annotations with a rule of an object given as JSON. A pod's count as those of the workload
+/// that owns it.
 pub(super) fn of_value(value: &Value) -> Vec<Mark> {
     let (Ok(TypeMeta { api_version, kind }), Ok(named)) = (
         TypeMeta::deserialize(value),
@@ -379,7 +380,7 @@ pub(super) fn of_value(value: &Value) -> Vec<Mark> {
     marks(&metadata, place, &object, (&name, prefix))
 }
 
-/// Metadata of an object of any kind, and of its pod template.
+/// Metadata of an object, and of the pod template in it, in any kind of workload.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct ObjectWithTemplate {
@@ -412,7 +413,7 @@ struct JobSpec {
     template: PodTemplate,
 }
 
-/// Returns the marks of an object of a kind that the control plane reads.
+/// Returns the labels and annotations with a rule of a parsed object.
 pub(crate) fn of_object(object: &Object) -> Vec<Mark> {
     let key = object.key();
     let (place, template) = match object {
@@ -434,7 +435,7 @@ pub(crate) fn of_object(object: &Object) -> Vec<Mark> {
     marks(metadata, place, &key.to_string(), (&key.name, prefix))
 }
 
-/// Returns kind and name of the workload that owns a pod.
+/// Returns kind and name of the workload that owns a pod; for a Deployment's ReplicaSet, the Deployment.
 fn workload_of(pod: &ObjectMeta) -> Option<(String, String)> {
     let mut owners = pod.owner_references.iter().flatten();
     let owner = owners.find(|owner| owner.controller == Some(true))?;
@@ -504,7 +505,7 @@ fn is_for(rule: &Rule, key: &str, value: &str) -> bool {
     is_key && rule.value.is_none_or(|of_rule| of_rule == value)
 }
 
-/// Whether pods belong to a mesh's own components: control plane, agents, node proxies, or instances of a Gateway.
+/// Whether a pod belongs to a mesh's own components: control plane, agents, node proxies, or instances of a Gateway.
 fn is_of_the_mesh(pod: &ObjectMeta) -> bool {
     let labels = pod.labels.as_ref();
     let label = |key: &str| labels.and_then(|labels| labels.get(key));

@@ -1,5 +1,6 @@
-//! Kinds of objects, and fields whose meaning differs between Istio and Ambit. Unlike those of `ambit_k8s_api`, these
-//! types ignore all other fields, so that differences of an object that the control plane rejects are found, too.
+//! Objects of Istio's and the Gateway API's kinds, with the fields whose meaning differs between Istio and Ambit.
+//! Unlike the types of `ambit_k8s_api`, these ignore all other fields, so that differences of an object that the
+//! control plane rejects are found, too.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +19,7 @@ pub(super) fn group_of(api_version: &str) -> &str {
     api_version.split_once('/').map_or("", |(group, _)| group)
 }
 
-/// Fields of a MeshConfig that are compared.
+/// Fields of Istio's MeshConfig on which effects depend.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Settings {
@@ -26,7 +27,7 @@ pub(super) struct Settings {
     pub(super) default_service_export_to: Vec<String>,
 }
 
-/// An object with a specification.
+/// An object with metadata and a specification of type `S`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Object<S> {
@@ -68,7 +69,7 @@ pub(super) struct Subset {
     pub(super) traffic_policy: TlsPolicy,
 }
 
-/// TLS policy of a host, of a subset, or of one of their ports.
+/// `trafficPolicy` of a DestinationRule (of the host, a subset or a port), limited to TLS.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct TlsPolicy {
@@ -86,7 +87,7 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    /// Whether the policy names CA certificates for the verification of servers.
+    /// Whether the settings name CA certificates for the verification of servers.
     pub(super) fn names_authorities(&self) -> bool {
         self.ca_certificates.is_some() || self.credential_name.is_some()
     }

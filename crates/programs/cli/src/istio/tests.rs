@@ -1,4 +1,4 @@
-//! Effects of the objects of a bookshop like the one in Istio's documentation, with and without sidecars.
+//! Tests of the effects of a bookshop's objects, like the one in Istio's documentation, with and without sidecars.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ fn mesh(text: &str) -> Mesh {
     }
 }
 
-/// Formats one effect a line: outcome, object, field, effect and advice.
+/// Formats each effect on one line: outcome, object, field, effect and advice.
 fn lines(text: &str) -> Vec<String> {
     let line = |one: Effect| {
         let Effect {

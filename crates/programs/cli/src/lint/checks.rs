@@ -11,7 +11,7 @@ use ambit_k8s_api::{
     istio::{AuthorizationPolicy, selected_labels},
 };
 
-/// Returns the findings of all checks for the objects of `linted`.
+/// Applies all checks to the `linted` objects, and returns their findings.
 pub(super) fn all(objects: &[ObjectEvent], linted: &BTreeSet<ObjectKey>) -> Vec<Problem> {
     let applied = || {
         objects.iter().filter_map(|event| match event {
@@ -55,10 +55,10 @@ pub(super) fn all(objects: &[ObjectEvent], linted: &BTreeSet<ObjectKey>) -> Vec<
     problems
 }
 
-/// Field and message.
+/// Path of the field, and the message.
 type Finding = (String, String);
 
-/// Pods by namespace.
+/// Pods of all objects, by namespace.
 #[derive(Default)]
 struct Pods<'a>(BTreeMap<&'a str, Vec<&'a Pod>>);
 
@@ -72,7 +72,8 @@ impl<'a> Pods<'a> {
         all
     }
 
-    /// Finds a selector that matches no pod of the namespace. A namespace without pods has no finding.
+    /// Returns a finding if a policy's selector matches no pod of its namespace; none if the namespace has no pods at
+    /// all.
     fn unselected(
         &self,
         namespace: &str,
@@ -96,7 +97,7 @@ impl<'a> Pods<'a> {
         vec![("spec.selector.matchLabels".to_owned(), message)]
     }
 
-    /// Whether a pod runs under the service account; true if the namespace has no pods.
+    /// Returns whether a pod of the namespace runs under the service account; `None` if the namespace has no pods.
     fn runs(&self, namespace: &str, account: &str) -> Option<bool> {
         let pods = self.0.get(namespace)?;
         let runs = |pod: &&Pod| {
@@ -108,7 +109,7 @@ impl<'a> Pods<'a> {
     }
 }
 
-/// Finds principals of service accounts that no pod uses.
+/// Returns findings on principals whose service account no pod uses.
 fn unknown_principals(policy: &AuthorizationPolicy, pods: &Pods<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     for (number, rule) in policy.spec.rules.iter().enumerate() {
@@ -132,7 +133,8 @@ fn unknown_principals(policy: &AuthorizationPolicy, pods: &Pods<'_>) -> Vec<Find
     found
 }
 
-/// Returns namespace and service account of a principal without wildcards: `trust-domain/ns/NAMESPACE/sa/ACCOUNT`.
+/// Returns namespace and service account of a principal `TRUST-DOMAIN/ns/NAMESPACE/sa/ACCOUNT`; `None` for other forms
+/// and for wildcards.
 fn account_of(principal: &str) -> Option<(&str, &str)> {
     let mut parts = principal.split('/');
     let (_, ns, namespace) = (parts.next()?, parts.next()?, parts.next()?);
@@ -141,7 +143,7 @@ fn account_of(principal: &str) -> Option<(&str, &str)> {
     (is_whole && !principal.contains('*')).then_some((namespace, account))
 }
 
-/// Finds matches of a rule that an earlier rule of the route has, too, and so shadows.
+/// Returns findings on matches of an HTTPRoute's rule that never apply, because an earlier rule has the same match.
 fn shadowed_matches(route: &HTTPRoute) -> Vec<Finding> {
     let mut first: Vec<(String, usize)> = Vec::new();
     let mut found = Vec::new();
@@ -169,7 +171,7 @@ fn shadowed_matches(route: &HTTPRoute) -> Vec<Finding> {
     found
 }
 
-/// Normalizes a match: explicit defaults, and sorted conditions.
+/// Returns a normal form of a match for comparison: explicit defaults, and sorted conditions.
 fn canonical(one: &HttpRouteMatch) -> String {
     let path = one.path.clone().unwrap_or_default();
     let kind = path.type_.as_deref().unwrap_or("PathPrefix");

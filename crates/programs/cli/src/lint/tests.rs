@@ -1,4 +1,4 @@
-//! Problems of manifests alone, and together with objects of a mesh.
+//! Tests of `ambit lint` with manifests alone, and with manifests together with a mesh's objects.
 
 use std::path::Path;
 

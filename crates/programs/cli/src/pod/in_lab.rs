@@ -1,4 +1,4 @@
-//! Report on a pod of a lab.
+//! Report about one pod of a lab.
 
 use ambit_install::object::name;
 use ambit_k8s_api::{Gateway, Pod};
@@ -15,7 +15,7 @@ use crate::{
     status::answer_of,
 };
 
-/// Returns the report on a pod by its full name or by the prefix of its Deployment.
+/// Reports on a lab's pod, found by its full name or by its Deployment's name.
 pub(super) fn report(
     lab: &str,
     mesh: &str,

@@ -1,4 +1,4 @@
-//! Report on a pod, composed of the responses of all components.
+//! Report about one pod, composed of the responses of the agent, the node proxy and the API server.
 
 use ambit_install::object::{name, namespace_of};
 use ambit_k8s_api::{Gateway, Namespace, Pod};
@@ -11,63 +11,63 @@ use crate::{
     membership::{Captured, Membership, Rules},
 };
 
-/// Report of all components on a pod.
+/// Mesh membership, node proxy state and waypoint of one pod.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
     /// Name of the pod, `namespace/name`.
     pod: String,
     node: String,
-    /// Mesh membership by all sources.
+    /// Actual membership, derived from all sources.
     #[serde(rename = "verdict")]
     mesh_state: MeshState,
-    /// Membership by labels and settings.
+    /// Desired membership, by labels and the agents' settings.
     #[serde(rename = "wanted")]
     membership: Membership,
-    /// Annotation that the agent wrote on the pod.
+    /// State by the agent's status annotation on the pod.
     annotation: Captured,
-    /// Response of the node's agent.
+    /// State of the pod in the node's agent, or the reason why it is unknown.
     agent: Result<AgentPod, String>,
-    /// Response of the node's proxy.
+    /// State of the pod in the node's proxy, or the reason why it is unknown.
     proxy: Result<Proxy, String>,
-    /// The waypoint of requests to the pod itself.
+    /// Waypoint for requests to the pod's own address.
     waypoint: Binding,
 }
 
-/// State of the pod in its node's proxy.
+/// State of one pod in its node's proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Proxy {
-    /// Whether the proxy listens in the pod.
+    /// Whether the proxy listens in the pod's network namespace.
     serves: bool,
-    /// Connections that the proxy carries for the pod.
+    /// Number of connections that the proxy carries for the pod.
     connections: usize,
-    /// State of the pod identity's certificate, if there is one.
+    /// State of the certificate of the pod's identity; `None` if the proxy has none.
     certificate: Option<String>,
-    /// Protocol in which others reach the pod, as published by the control plane: `HBONE` or `TCP`; none if
-    /// unpublished.
+    /// Protocol by which the proxy reaches the pod, as published by the control plane: `HBONE` or `TCP`; `None` if it
+    /// is not published.
     protocol: Option<String>,
-    /// Waypoint of the pod, as published by the control plane.
+    /// Waypoint for the pod's own address, as published by the control plane.
     waypoint: Option<String>,
 }
 
-/// Mesh membership of the pod.
+/// Membership of a pod in the mesh, by all sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum MeshState {
-    /// In the mesh, according to all sources.
+    /// The pod is in the mesh, according to all sources.
     In,
-    /// Pod that should be in the mesh, and is not.
+    /// The pod should be in the mesh, and is not captured yet.
     NotYet,
-    /// Still in the mesh, but should no longer be.
+    /// The pod should not be in the mesh, and is still captured.
     Leaving,
-    /// Outside the mesh, as desired.
+    /// The pod is outside the mesh, as desired.
     Out,
-    /// Sources disagree, or one does not respond.
+    /// The sources disagree, or one does not respond.
     Unclear,
 }
 
-/// Responses of all components about a pod.
+/// Responses of all components about one pod.
 pub(super) struct Answers {
     pub(super) node: String,
     pub(super) annotation: Captured,
@@ -126,7 +126,7 @@ pub(super) fn proxy_of(dump: &Dump, pod: &Pod) -> Proxy {
     }
 }
 
-/// Derives the mesh membership from the reports of all sources.
+/// Derives a pod's mesh membership from its desired membership and the states in annotation, agent and node proxy.
 fn mesh_state(
     membership: &Membership,
     annotation: Captured,
@@ -155,7 +155,7 @@ fn mesh_state(
     }
 }
 
-/// Text of the report.
+/// Formats the report for display.
 pub(super) fn words(report: &Report) -> String {
     let mesh_state = match report.mesh_state {
         MeshState::In => "is in the mesh",

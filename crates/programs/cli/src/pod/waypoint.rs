@@ -1,4 +1,5 @@
-//! Binding of a pod's own address to a waypoint: labels and Gateways in the control plane's order, with the reason.
+//! Waypoint for a pod's own address: labels and Gateways in the order in which the control plane evaluates them, with
+//! the reason.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +10,13 @@ use ambit_k8s_api::{
 use ambit_waypoint_objects::CLASS;
 use serde::Serialize;
 
-/// Binding by labels and Gateways.
+/// Waypoint to which labels or Gateways bind a pod's own address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Binding {
-    /// Name of the waypoint, `namespace/name`; `None` if the pod is called directly.
+    /// Waypoint as `namespace/name`; `None` if the pod is called directly.
     pub(super) waypoint: Option<String>,
-    /// Reason of the binding.
+    /// Reason of the binding in words.
     pub(super) why: String,
 }
 
@@ -25,7 +26,7 @@ fn value<'a>(map: &'a Map, name: &str) -> Option<&'a str> {
     map.as_ref()?.get(name).map(String::as_str)
 }
 
-/// Returns the waypoint of a pod in `namespace`; `gateways` are all Gateways of the cluster.
+/// Determines the waypoint for a pod's own address; `gateways` are all Gateways of the cluster.
 pub(super) fn binding(pod: &Pod, namespace: &Namespace, gateways: &[Gateway]) -> Binding {
     let of = namespace.metadata.name.as_deref().unwrap_or_default();
     let by_label = |labels: &Map, whose: &str| {
@@ -69,7 +70,8 @@ fn labelled(name: &str, namespace: &str, whose: &str, gateways: &[Gateway]) -> B
     }
 }
 
-/// Returns the Gateway of the pod's service account, or else of its namespace; the oldest one of several.
+/// Binds a pod without labels: to the Gateway for its service account, or else to the one for its namespace; of
+/// several, to the oldest.
 fn by_gateway(pod: &Pod, namespace: &str, gateways: &[Gateway]) -> Binding {
     let spec = pod.spec.as_ref();
     let account = spec.and_then(|spec| spec.service_account_name.as_deref());
@@ -115,7 +117,8 @@ fn by_gateway(pod: &Pod, namespace: &str, gateways: &[Gateway]) -> Binding {
     }
 }
 
-/// Names the controller of a foreign waypoint, as the end of a sentence.
+/// Describes the controller and the addresses of another controller's waypoint, as the end of a sentence; `None` for
+/// Ambit's own.
 fn foreign(gateway: Option<&Gateway>) -> Option<String> {
     let gateway = gateway.filter(|gateway| gateway.spec.gateway_class_name != CLASS)?;
     let class = &gateway.spec.gateway_class_name;
@@ -133,7 +136,8 @@ fn foreign(gateway: Option<&Gateway>) -> Option<String> {
     })
 }
 
-/// State of an unreachable waypoint, from its Gateway, as the end of a sentence.
+/// Describes, from its Gateway, why connections to a waypoint are refused or bypass it, as the end of a sentence; empty
+/// if it is programmed.
 fn unready(gateway: Option<&Gateway>) -> String {
     let status = gateway.map(Gateway::read_status).unwrap_or_default();
     let introduced = status.condition("ambit.io/Introduced");

@@ -10,8 +10,8 @@ use super::{
     readings::{self, Knowledge},
 };
 
-/// The policies of one waypoint. A policy with unrecorded fields has two readings: the one that allows the most, and
-/// the one that allows the least.
+/// Policies of one waypoint, in two readings each, since records lack some fields of requests: `most` allows as much as
+/// the unknown values could allow, `least` as little.
 pub(super) struct AtWaypoint {
     knowledge: Knowledge,
     most: l7::Policies,
@@ -19,7 +19,7 @@ pub(super) struct AtWaypoint {
 }
 
 impl AtWaypoint {
-    /// Creates an evaluator without policies, for records of this source.
+    /// Creates a waypoint without policies, for calls recorded by this source.
     pub(super) fn new(knowledge: Knowledge) -> Self {
         Self {
             knowledge,
@@ -28,7 +28,7 @@ impl AtWaypoint {
         }
     }
 
-    /// Adds a policy to the evaluation.
+    /// Adds a policy in both readings.
     pub(super) fn insert(&mut self, policy: &HttpPolicy) {
         let admits = policy.action == HttpAction::Allow;
         let reading = |matches| readings::at_waypoint(policy, self.knowledge, matches);
@@ -103,7 +103,7 @@ impl AtWaypoint {
         names
     }
 
-    /// Returns the policies whose two interpretations differ.
+    /// Returns the names of the policies whose two readings differ.
     fn ambiguous(&self, scope: Scope<'_>) -> Vec<String> {
         let least: Vec<_> = in_scope(&self.least, scope).collect();
         let differ = in_scope(&self.most, scope).filter(|policy| !least.contains(policy));

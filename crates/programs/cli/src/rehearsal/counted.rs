@@ -1,40 +1,40 @@
-//! Counters of a proxy's metrics: numbers of calls by caller and server. They are the only source without access logs.
+//! Counters from a proxy's metrics: numbers of calls by caller and server, for traffic without access logs.
 
 use std::collections::{BTreeMap, HashMap};
 
 use ambit_model::Identity;
 
-/// Calls between two parties.
+/// Number of calls between one caller and one server, from metrics.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CountedCalls {
-    /// Source of the metric.
+    /// Proxy and kind of the metric.
     pub(crate) at: Counter,
-    /// Identity that the caller proved.
+    /// SPIFFE identity that the caller proved; `None` for plaintext.
     pub(crate) identity: Option<Identity>,
-    /// Whether the labels identify the caller and the destination: a Telemetry may remove or change labels.
+    /// Whether the metric has the caller's labels: a Telemetry may remove or change labels.
     pub(crate) has_caller: bool,
     pub(crate) has_called: bool,
     /// Namespace and name of the caller's workload, if known.
     pub(crate) caller: Option<(String, String)>,
-    /// Namespace and name of the callee.
+    /// Namespace and name of the called workload, if known.
     pub(crate) called: Option<(String, String)>,
     /// Namespace, host name and name of the service that was called.
     pub(crate) service: Option<(String, String, String)>,
     pub(crate) times: usize,
 }
 
-/// Proxy that counted.
+/// Proxy that counted the calls, and what it counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Counter {
-    /// Node proxy of the called pod: connections.
+    /// Node proxy of the called pod, which counts connections.
     Pod,
-    /// Waypoint: connections that are not HTTP.
+    /// Waypoint, counting connections that are not HTTP.
     WaypointConnections,
-    /// A waypoint: requests.
+    /// Waypoint, counting HTTP requests.
     WaypointRequests,
 }
 
-/// Reads the counters of a scrape.
+/// Parses the counters of calls in Prometheus text format, and adds up those with equal labels.
 pub(crate) fn read(scrape: &str) -> Vec<CountedCalls> {
     let mut all: Vec<CountedCalls> = Vec::new();
     let mut places = HashMap::new();
@@ -94,7 +94,7 @@ fn line(line: &str) -> Option<CountedCalls> {
     })
 }
 
-/// Parses labels and returns the rest of the line.
+/// Parses the labels of a Prometheus series, and returns them with the rest of the line.
 fn labels(mut rest: &str) -> Option<(BTreeMap<&str, String>, &str)> {
     let mut labels = BTreeMap::new();
     loop {

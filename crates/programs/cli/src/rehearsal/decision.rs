@@ -1,12 +1,12 @@
-//! Decision about one connection or request.
+//! Decision of the policies about one recorded call.
 
 /// Decision of the policies about a recorded call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum CallDecision {
-    /// All policies allow the call.
+    /// The policies allow the call.
     Allowed,
-    /// A policy denies the call; `by` lists the policies.
+    /// The policies listed in `by` deny the call.
     Refused { by: String, why: String },
-    /// The records do not suffice; the text is the reason.
+    /// The records do not suffice to decide, for this reason.
     Undecided(String),
 }

@@ -1,4 +1,4 @@
-//! Evaluation of recorded calls by two meshes: with the current policies, and with the rehearsed ones. Pure.
+//! Evaluation of recorded calls twice: with the current policies, and with the rehearsed ones. Pure.
 
 mod by_metrics;
 
@@ -27,11 +27,11 @@ use super::{
     report::{Report, Row},
 };
 
-/// Current and rehearsed mesh, which both decide about recorded calls.
+/// The mesh with the current policies and with the rehearsed ones; both decide about recorded calls.
 pub(crate) struct Rehearsal {
     now: Mesh,
     then: Mesh,
-    /// Notes on the policies to rehearse.
+    /// Problems that the control plane's code has with the policies to rehearse.
     notes: Vec<String>,
 }
 
@@ -83,7 +83,8 @@ impl Rehearsal {
         }
     }
 
-    /// Reports on recorded calls line by line, and on counters without lines: logs may begin later than counters.
+    /// Reports on all recorded `lines`, and on the counted calls that exceed the number of lines between the same two
+    /// peers: counters may begin earlier than logs.
     pub(crate) fn report(&self, lines: &[ObservedCall], counted: &[CountedCalls]) -> Report {
         let mut report = Report {
             notes: self.notes.clone(),
@@ -133,7 +134,7 @@ impl Rehearsal {
     }
 }
 
-/// Describes both peers of a counted call for display.
+/// Describes caller and server of a counted call for display.
 fn parties(counted: &CountedCalls) -> (String, String) {
     let named = |of: &Option<(String, String)>| match of {
         Some((namespace, name)) => format!("{namespace}/{name}"),
@@ -151,7 +152,7 @@ fn parties(counted: &CountedCalls) -> (String, String) {
     (from, to)
 }
 
-/// Returns a policy without its dry-run mark.
+/// Returns an AuthorizationPolicy without its dry-run annotation; other objects unchanged.
 fn without_dry_run(event: &ObjectEvent) -> ObjectEvent {
     let mut event = event.clone();
     if let ObjectEvent::Applied {
@@ -178,7 +179,7 @@ fn what(seen: &ObservedCall) -> String {
     }
 }
 
-/// Records of the control plane that decide about calls.
+/// Records that the control plane derives from the objects, limited to those that decide about calls.
 #[derive(Default)]
 struct Records {
     workloads: BTreeMap<WorkloadUid, Arc<Workload>>,
@@ -200,7 +201,7 @@ impl Records {
         }
     }
 
-    /// Returns the records of waypoints of one type.
+    /// Returns all waypoints' records of type `R`, with the waypoint of each.
     fn of_waypoints<R: IsWaypointRecord>(&self) -> impl Iterator<Item = (&GatewayName, &R)> {
         let all = self.of_waypoints.iter();
         all.filter_map(|(key, record)| Some((&key.gateway, R::of(record)?)))
@@ -216,7 +217,7 @@ fn lay<N: Ord, R>(all: &mut BTreeMap<N, Arc<R>>, changed: Vec<(N, Option<Arc<R>>
     }
 }
 
-/// The mesh at one time, ready to evaluate policies.
+/// The records of a mesh with one set of policies, indexed for the evaluation of calls.
 struct Mesh {
     by_address: HashMap<IpAddr, Arc<Workload>>,
     services: Vec<Arc<Service>>,
@@ -224,7 +225,8 @@ struct Mesh {
     gateways: BTreeMap<GatewayName, WaypointGateway>,
     policies: PolicySet,
     at_waypoints: BTreeMap<GatewayName, AtWaypoint>,
-    /// Most and least permissive interpretations of metrics without ports and addresses.
+    /// Node proxies' policies for calls known only from metrics, which lack ports and addresses: a reading that allows
+    /// the most, and one that allows the least.
     by_metrics: [PolicySet; 2],
     counted_at_waypoints: BTreeMap<GatewayName, AtWaypoint>,
 }
@@ -274,7 +276,7 @@ impl Mesh {
         self.by_address.get(&ip.to_canonical())
     }
 
-    /// Describes the caller for display.
+    /// Describes the caller of a recorded call for display.
     fn who(&self, seen: &ObservedCall) -> String {
         match (&seen.identity, self.pod(seen.from.ip())) {
             (Some(identity), _) => identity.to_string(),
@@ -286,7 +288,7 @@ impl Mesh {
         }
     }
 
-    /// Describes the callee for display.
+    /// Describes the called service or pod for display.
     fn whom(&self, seen: &ObservedCall) -> String {
         match (self.service(seen), self.pod(seen.to.ip())) {
             (Some(service), _) => format!("{}/{}", service.namespace, service.name),
@@ -295,7 +297,7 @@ impl Mesh {
         }
     }
 
-    /// Returns the service that was called at a waypoint.
+    /// Returns the service that a call recorded by a waypoint was for.
     fn service(&self, seen: &ObservedCall) -> Option<&Arc<Service>> {
         let Observer::Waypoint(at) = &seen.at else {
             return None;
@@ -319,8 +321,8 @@ impl Mesh {
         }
     }
 
-    /// Decides like the pod's node proxy: connections that bypass the waypoint are redirected to it, after
-    /// PeerAuthentication.
+    /// Decides like the called pod's node proxy. A connection that bypasses the pod's waypoint is redirected to it, so
+    /// that only PeerAuthentication applies here.
     fn at_pod(&self, seen: &ObservedCall) -> CallDecision {
         let Some(pod) = self.pod(seen.to.ip()) else {
             return unknown("the pod that was called", seen.to.ip());
@@ -341,7 +343,7 @@ impl Mesh {
         of_explanation(&explanation)
     }
 
-    /// Whether a connection bypasses the waypoint that the pod requires.
+    /// Whether a connection from `source` bypasses the waypoint that the pod enforces.
     fn must_pass_waypoint(pod: &Workload, source: Option<&Identity>) -> bool {
         let waypoint = pod.endpoint_waypoint.as_ref().filter(|one| one.enforce);
         waypoint.is_some_and(|waypoint| {
@@ -349,7 +351,7 @@ impl Mesh {
         })
     }
 
-    /// Decides like the waypoint.
+    /// Decides like the waypoint of the called service or pod.
     fn at_waypoint(&self, seen: &ObservedCall, at: &WaypointCall) -> CallDecision {
         let Some(caller) = self.pod(seen.from.ip()) else {
             return unknown("the caller", seen.from.ip());
@@ -397,8 +399,8 @@ impl Mesh {
         CallDecision::Allowed
     }
 
-    /// Returns the service ports whose attachments apply at a waypoint to requests to a pod; all of them for an unknown
-    /// port (0).
+    /// Returns the service ports whose attached policies apply when a waypoint handles a request to a pod's own
+    /// address; for an unknown port (0), all service ports of the pod.
     fn service_ports(
         &self,
         gateway: &GatewayName,

@@ -8,22 +8,22 @@ use serde_json::{Map, Value};
 
 use crate::{access_log::AccessLine, dump::OpenDump};
 
-/// Suffix of texts that a waypoint's log truncates.
+/// Suffix of values that a waypoint truncates in its access log.
 const TRUNCATED_SUFFIX: &str = "...";
 
-/// One connection or request that a proxy decided.
+/// One connection or request that a proxy recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ObservedCall {
     /// Address of the client.
     pub(crate) from: SocketAddr,
-    /// Verified identity of the caller, if the line has it.
+    /// Verified identity of the client, if the record has it.
     pub(crate) identity: Option<Identity>,
-    /// Address of the callee.
+    /// Address of the called pod or service.
     pub(crate) to: SocketAddr,
     pub(crate) at: Observer,
 }
 
-/// Proxy that observed the call.
+/// Proxy that recorded the call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Observer {
     /// Node proxy of the called pod.
@@ -32,36 +32,36 @@ pub(crate) enum Observer {
     Waypoint(WaypointCall),
 }
 
-/// Call as observed by a waypoint.
+/// Fields of a call that only a waypoint records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WaypointCall {
-    /// Hostname of the service, if the call was forwarded.
+    /// Host name of the called service; `None` if the waypoint did not forward the call.
     pub(crate) host: Option<String>,
-    /// Server name of TLS passthrough.
+    /// Server name (SNI) of a TLS passthrough connection.
     pub(crate) sni: Option<String>,
-    /// Request; `None` if the connection was not HTTP.
+    /// HTTP request; `None` for other connections.
     pub(crate) request: Option<Request>,
 }
 
-/// Request attributes available in logs.
+/// Attributes of an HTTP request that access logs record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) method: String,
     /// Path without the query.
     pub(crate) path: String,
     pub(crate) authority: String,
-    /// Headers by lower-case name.
+    /// Recorded headers by lower-case name.
     pub(crate) headers: BTreeMap<&'static str, String>,
 }
 
 impl Request {
-    /// Whether the log truncated the path.
+    /// Whether the access log truncated the path or the authority.
     pub(crate) fn is_cut(&self) -> bool {
         self.path.ends_with(TRUNCATED_SUFFIX) || self.authority.ends_with(TRUNCATED_SUFFIX)
     }
 }
 
-/// Reads a line; `None` if it records nothing that can be evaluated.
+/// Parses an access log line of a node proxy or waypoint; `None` if it is not one, or lacks fields that policies need.
 pub(crate) fn read(line: &str) -> Option<ObservedCall> {
     let line = line.trim();
     if line.starts_with('{') {
@@ -118,7 +118,7 @@ pub(crate) fn open(dump: &OpenDump) -> Vec<ObservedCall> {
     connections.collect()
 }
 
-/// Positions in a waypoint's text log line of the members of its JSON format.
+/// Fields of a waypoint's JSON log format, and the position of each in its text format.
 const PLACES: [(&str, usize); 8] = [
     ("x_forwarded_for", 11),
     ("user_agent", 12),
@@ -130,7 +130,7 @@ const PLACES: [(&str, usize); 8] = [
     ("requested_server_name", 20),
 ];
 
-/// Splits a line at spaces outside quotes. Texts of requests contain no quotes.
+/// Splits a text log line at spaces outside quotes. Quoted values contain no quotes.
 fn fields(line: &str) -> Vec<String> {
     let mut fields = vec![String::new()];
     let mut is_quoted = false;
@@ -148,7 +148,8 @@ fn fields(line: &str) -> Vec<String> {
     fields
 }
 
-/// Reads a node proxy's line. A connection is authorized at its destination, which logs it when it ends or is refused.
+/// Parses the fields of a node proxy's line; `None` unless it is the destination's, which authorizes a connection and
+/// logs it when it ends or is refused.
 fn of_node_proxy<'a>(field: impl Fn(&str) -> Option<&'a str>) -> Option<ObservedCall> {
     let is_over = field("duration").is_some() || field("error").is_some();
     if field("direction") != Some("inbound") || !is_over {

@@ -1,4 +1,5 @@
-//! Open connections and counters of proxies. A proxy that does not respond is noted, and the rehearsal runs without it.
+//! Queries proxies for open connections and metrics. A proxy that does not respond is noted, and the rehearsal runs
+//! without it.
 
 use ambit_install::cluster::Cluster;
 use ambit_k8s_api::Pod;
@@ -17,11 +18,11 @@ use crate::{
     labs, reach,
 };
 
-/// Port of the admin interface with open connections and counters.
+/// Admin port of node proxies, which serves the dump with open connections.
 const ADMIN: u16 = 15000;
 const METRICS: u16 = 15020;
 
-/// Open connections and counters of all queried proxies.
+/// Open connections and counted calls of all queried proxies, with notes on those that did not respond.
 #[derive(Default)]
 pub(super) struct ProxyAnswers {
     pub(super) open: Vec<ObservedCall>,
@@ -30,7 +31,7 @@ pub(super) struct ProxyAnswers {
 }
 
 impl ProxyAnswers {
-    /// Reads a dump.
+    /// Adds the open connections of a node proxy's dump.
     pub(super) fn dump(&mut self, of: &str, bytes: &[u8]) {
         match serde_json::from_slice::<OpenDump>(bytes) {
             Ok(dump) => self.open.extend(observed::open(&dump)),
@@ -40,7 +41,7 @@ impl ProxyAnswers {
         }
     }
 
-    /// Reads the text of metrics.
+    /// Adds the counted calls of a proxy's metrics, in Prometheus text format.
     pub(super) fn metrics(&mut self, bytes: &[u8]) {
         self.counted
             .extend(counted::read(&String::from_utf8_lossy(bytes)));
@@ -64,7 +65,7 @@ impl ProxyAnswers {
             .push(format!("note: {of} does not respond ({why}): {what}"));
     }
 
-    /// Queries the node proxies of a lab and these waypoints.
+    /// Queries the node proxies of a lab, and the waypoints of these pod names.
     pub(super) fn of_lab(client: &Client, waypoints: &[String]) -> Result<Self, CliError> {
         let mut answers = Self::default();
         let status = client.status().map_err(labs::client_error)?;
@@ -82,7 +83,7 @@ impl ProxyAnswers {
         Ok(answers)
     }
 
-    /// Queries the node proxies of a cluster and these waypoints.
+    /// Queries the node proxies and waypoints of a cluster.
     pub(super) async fn of_cluster(cluster: &Cluster, proxies: &[Pod], waypoints: &[Pod]) -> Self {
         let mut answers = Self::default();
         let of_proxies = proxies

@@ -1,21 +1,22 @@
-//! Two readings of a policy whose fields were not recorded: as if these fields matched, and as if they did not.
+//! Two readings of a policy for calls of which some fields were not recorded: as if these fields matched, and as if
+//! they did not.
 
 use ambit_model::{Authorization, HttpAttribute, HttpOperation, HttpPolicy, HttpSource, Match};
 
-/// Headers that access logs record.
+/// Request headers that a waypoint's access log records.
 const LOGGED: [&str; 3] = ["user-agent", "x-forwarded-for", "x-request-id"];
 
-/// Source of knowledge about requests.
+/// Source of a recorded call, which determines the fields that are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Knowledge {
-    /// Access logs: all but most headers, and tokens.
+    /// Access logs: all fields except JWT claims and most headers.
     ByLogs,
-    /// Metrics: callers and callees.
+    /// Metrics: only the identities and names of callers and servers.
     ByMetrics,
 }
 
 impl Knowledge {
-    /// Attributes that the source lacks, as text.
+    /// Describes the attributes that the source does not record, as a part of a sentence.
     pub(super) fn not(self) -> &'static str {
         match self {
             Self::ByLogs => "logs do not contain: headers or tokens",
@@ -44,7 +45,7 @@ impl Knowledge {
         }
     }
 
-    /// Removes unrecorded fields from a source.
+    /// Removes from a policy's `source` the fields that are not recorded.
     fn source(self, of: &HttpSource) -> HttpSource {
         let mut known = of.clone();
         known.request_principals.clear();
@@ -66,7 +67,7 @@ impl Knowledge {
     }
 }
 
-/// Returns a waypoint's policy as if unrecorded fields matched, or did not.
+/// Returns a waypoint's policy as if the fields that are not recorded matched (`unknown_matches`), or did not.
 pub(super) fn at_waypoint(
     policy: &HttpPolicy,
     knowledge: Knowledge,
@@ -101,7 +102,8 @@ pub(super) fn at_waypoint(
     policy
 }
 
-/// Returns a node proxy's policy as if attributes that metrics lack (ports, addresses) matched, or did not.
+/// Returns a node proxy's policy as if the fields that metrics lack (ports, addresses) matched (`unknown_matches`), or
+/// did not.
 pub(super) fn at_pod(policy: &Authorization, unknown_matches: bool) -> Authorization {
     let mut policy = policy.clone();
     policy.rules.retain_mut(|rule| {

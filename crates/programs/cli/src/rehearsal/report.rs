@@ -1,4 +1,4 @@
-//! Report of a rehearsal, for people and programs.
+//! Report of a rehearsal, as text and as data.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::decision::CallDecision;
 use crate::output::table;
 
-/// Group of equal observations.
+/// Group of recorded calls with the same peers, operation and decision.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Row {
@@ -15,31 +15,31 @@ pub(crate) struct Row {
     pub(crate) to: String,
     pub(crate) what: String,
     pub(crate) times: usize,
-    /// The policies that decide; empty if undecided.
+    /// Policies that decide; empty if the calls cannot be decided.
     pub(crate) by: String,
     pub(crate) why: String,
 }
 
-/// Differences between the current and the rehearsed decisions.
+/// Differences between the decisions with the current and with the rehearsed policies.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
-    /// Calls that would be refused, and are not now.
+    /// Calls that are not refused now, and would be.
     pub(crate) refused: Vec<Row>,
-    /// Calls that would be admitted, and are not now; with the policy that refuses them now.
+    /// Calls that are refused now and would be allowed, with the policy that refuses them now.
     pub(crate) admitted: Vec<Row>,
-    /// Calls that cannot be decided, and the reason.
+    /// Calls about which the rehearsed policies cannot be evaluated, with the reason.
     pub(crate) undecided: Vec<Row>,
-    /// Calls that are denied now and would still be.
+    /// Number of calls that are refused now and would still be.
     pub(crate) refused_already: usize,
-    /// Calls that would be allowed as now.
+    /// Number of other calls that would be allowed.
     pub(crate) allowed: usize,
-    /// Notes on the policies.
+    /// Notes on the rehearsed policies, and on sources that could not be read.
     pub(crate) notes: Vec<String>,
 }
 
 impl Report {
-    /// Adds a recorded call with the current decision and the rehearsed one.
+    /// Adds recorded calls by their decision with the current policies (`now`) and with the rehearsed ones (`then`).
     pub(super) fn add(&mut self, row: Row, now: CallDecision, then: CallDecision) {
         let row_with = |by: String, why: String| Row {
             by,
@@ -59,7 +59,7 @@ impl Report {
         }
     }
 
-    /// Merges equal rows and counts them.
+    /// Merges rows that are equal, and adds up the numbers of their calls.
     pub(crate) fn count(&mut self) {
         for rows in [&mut self.refused, &mut self.admitted, &mut self.undecided] {
             let mut counted = BTreeMap::<_, usize>::new();
@@ -86,7 +86,7 @@ impl Report {
         }
     }
 
-    /// Sorts rows, the most frequent first.
+    /// Sorts the rows by their number of calls, most first.
     pub(crate) fn sort(&mut self) {
         for rows in [&mut self.refused, &mut self.admitted, &mut self.undecided] {
             rows.sort_by_key(|row| std::cmp::Reverse(row.times));

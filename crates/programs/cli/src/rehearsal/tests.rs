@@ -1,4 +1,4 @@
-//! Rehearsals on manifests and lines of logs alone.
+//! Tests of rehearsals with manifests and access log lines, without a mesh.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::{evaluation::Rehearsal, observed, report::Report};
 
 mod without_logs;
 
-/// Two pods behind a service, with a waypoint before the service, one pod without, and callers.
+/// Manifests of two pods behind a service with a waypoint, one pod without, and callers.
 const MESH: &str = "
 kind: Namespace
 apiVersion: v1
@@ -86,7 +86,7 @@ spec: {spec}
     )
 }
 
-/// A connection that the node proxy of `db` allowed.
+/// Formats a node proxy's access log line of a connection to the pod `db` that was allowed.
 fn to_db(source: &str) -> String {
     let from = match source {
         "front" => "src.addr=10.0.0.3:1 src.identity=\"spiffe://cluster.local/ns/shop/sa/front\"",
@@ -102,7 +102,7 @@ fn to_db(source: &str) -> String {
     )
 }
 
-/// A request that the waypoint forwarded.
+/// Formats a waypoint's access log line of a request to the service `web` that was forwarded.
 fn to_web(method: &str, path: &str) -> String {
     format!(
         "[2020-11-25T21:26:18.409Z] \"{method} {path} HTTP/1.1\" 200 - via_upstream - \"-\" 3 135 4 5 \"-\" \
@@ -120,7 +120,7 @@ fn rehearse(more: &str, policies: &str, lines: &[String]) -> Report {
     Rehearsal::new(config, mesh(more), objects(policies), false).report(&lines, &[])
 }
 
-/// Formats each row as `from to what by`.
+/// Formats each row of refused calls as `from to what by xTIMES`.
 fn refused(report: &Report) -> Vec<String> {
     let rows = report.refused.iter();
     rows.map(|row| {

@@ -1,4 +1,5 @@
-//! Objects of the mesh and the recorded traffic of its proxies, from files, a lab or a cluster.
+//! Input of a rehearsal: the objects of the mesh and the recorded traffic of its proxies, from files, a lab or a
+//! cluster.
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +27,7 @@ use crate::{
     labs, reach,
 };
 
-/// Kinds of objects that decide the scopes of policies.
+/// Kinds of objects that determine to which workloads policies apply.
 const KINDS: [Kind; 10] = [
     Kind::Namespace,
     Kind::Node,
@@ -39,24 +40,25 @@ const KINDS: [Kind; 10] = [
     Kind::AuthorizationPolicy,
     Kind::PeerAuthentication,
 ];
-/// API versions by preference.
+/// API versions in which objects are looked for, the preferred one first.
 const VERSIONS: [&str; 5] = ["v1", "v1beta1", "v1alpha3", "v1alpha2", "v1alpha1"];
-/// Maximum number of lines from the end of each log of a cluster.
+/// Maximum number of lines that are read from the end of each access log in a cluster.
 const LOG_LINES: i64 = 100_000;
-/// The control plane's Deployment, which has the settings of the mesh.
+/// Name of the control plane's Deployment, whose environment has the settings of the mesh.
 const CONTROL: &str = "ambit-control";
 
-/// Sources of objects and traffic. Proxies of the mesh are queried if there are no files of logs, dumps and metrics.
+/// Sources of the objects and the traffic. If no files of logs, dumps or metrics are given, the proxies of the lab or
+/// cluster are queried.
 pub(super) struct Sources<'a> {
     pub(super) lab: Option<&'a str>,
     pub(super) target: &'a Target,
     /// Directories of manifests, instead of the objects of a lab or cluster.
     pub(super) objects: &'a [PathBuf],
-    /// Files of access logs.
+    /// Files with access logs of node proxies and waypoints.
     pub(super) logs: &'a [PathBuf],
-    /// Files of node proxies' dumps.
+    /// Files with node proxies' `/config_dump`.
     pub(super) dumps: &'a [PathBuf],
-    /// Files of scraped metrics.
+    /// Files with proxies' metrics in Prometheus text format.
     pub(super) metrics: &'a [PathBuf],
 }
 
@@ -64,16 +66,16 @@ pub(super) struct Sources<'a> {
 #[derive(Default)]
 pub(super) struct World {
     pub(super) objects: Vec<ObjectEvent>,
-    /// Calls from logs and open connections.
+    /// Calls from access logs and from dumps of open connections.
     pub(super) lines: Vec<ObservedCall>,
     pub(super) counted: Vec<CountedCalls>,
-    /// Notes on parts that could not be queried.
+    /// Notes on proxies that could not be queried.
     pub(super) notes: Vec<String>,
     pub(super) config: MeshConfig,
 }
 
 impl World {
-    /// Reads the objects and the traffic.
+    /// Reads the objects and the recorded traffic.
     pub(super) fn look(sources: &Sources<'_>) -> Result<Self, CliError> {
         let files = [sources.logs, sources.dumps, sources.metrics];
         let queries_proxies = files.iter().all(|files| files.is_empty());
@@ -101,7 +103,7 @@ impl World {
         Ok(world)
     }
 
-    /// Reads the objects of a lab or a cluster.
+    /// Reads the settings and objects of a lab or a cluster, without traffic.
     pub(super) fn objects_of(lab: Option<&str>, target: &Target) -> Result<Self, CliError> {
         let mut world = Self::of(lab, target, false)?;
         world.config.root_namespace = target.mesh_namespace.as_str().into();
@@ -216,7 +218,8 @@ impl World {
     }
 }
 
-/// ConfigMap with the MeshConfig, which is read by name: listing would read ConfigMaps of others.
+/// Returns the reference of the MeshConfig's ConfigMap, which is read by name: a list would read ConfigMaps of others,
+/// too.
 fn mesh_settings(mesh_namespace: &str) -> ObjectRef {
     ObjectRef {
         api_version: "v1".to_owned(),
@@ -226,7 +229,7 @@ fn mesh_settings(mesh_namespace: &str) -> ObjectRef {
     }
 }
 
-/// Reads the policies to rehearse. An unreadable policy is an error, since results without it would be wrong.
+/// Parses the policies to rehearse. An unreadable policy is an error, since results without it would be wrong.
 pub(super) fn policies(files: &[impl AsRef<Path>]) -> Result<Vec<ObjectEvent>, CliError> {
     let mut events = Vec::new();
     for path in files.iter().map(AsRef::as_ref) {
@@ -240,7 +243,7 @@ pub(super) fn policies(files: &[impl AsRef<Path>]) -> Result<Vec<ObjectEvent>, C
     Ok(events)
 }
 
-/// Reads the policies of a text, which errors call `name`.
+/// Parses the policies of a manifest's text; errors name `name` as the file.
 pub(super) fn policies_of(name: &Path, text: &str) -> Result<Vec<ObjectEvent>, CliError> {
     of_snapshot(name, ambit_manifests::parse(name, text))
 }
@@ -279,13 +282,17 @@ fn readable(snapshot: Snapshot) -> Result<Vec<ObjectEvent>, CliError> {
     Ok(objects.map(applied).collect())
 }
 
-/// Reads an object from its JSON form. A malformed object is treated as by the control plane.
+/// Converts an object's JSON to an event for the control plane's index. A malformed object becomes an event, too, and
+/// is treated as the control plane does.
 pub(crate) fn event(value: &Value) -> Result<ObjectEvent, CliError> {
     event_at(value, None)
         .map_err(|error| CliError::new(ErrorKind::Failed, "an object").because(error))
 }
 
-/// [`event`] with the object's file and line; `None` if its kind is not read.
+/// Converts an object's JSON to an event like [`event`], with the object's file and line.
+///
+/// # Errors
+/// The control plane does not read the object's kind, or the object has no valid name.
 pub(crate) fn event_at(
     value: &Value,
     origin: Option<&Origin>,
@@ -316,7 +323,7 @@ fn is_waypoint(pod: &Pod) -> bool {
     labels.is_some_and(|labels| labels.contains_key(GATEWAY_NAME))
 }
 
-/// Lists the objects of a kind in the best served version.
+/// Lists the objects of a kind in the first API version that has any.
 pub(crate) async fn list(cluster: &Cluster, kind: Kind) -> Result<Vec<Value>, CliError> {
     for version in VERSIONS {
         let api_version = match kind.group() {
@@ -332,7 +339,7 @@ pub(crate) async fn list(cluster: &Cluster, kind: Kind) -> Result<Vec<Value>, Cl
     Ok(Vec::new())
 }
 
-/// Reads the mesh's settings from the control plane's Deployment.
+/// Reads the mesh's settings from the environment of the control plane's Deployment.
 pub(crate) async fn settings(
     cluster: &Cluster,
     mesh_namespace: &str,

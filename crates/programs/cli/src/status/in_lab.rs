@@ -1,4 +1,4 @@
-//! Responses of all components of a lab's mesh. Its processes are represented as pods of a cluster.
+//! Responses of all components of a lab's mesh. The lab's processes are represented as pods, like a cluster's.
 
 use std::net::SocketAddr;
 
@@ -26,7 +26,7 @@ use crate::{
 /// Namespace of the mesh in a lab.
 const MESH: &str = "istio-system";
 
-/// Queries all components of the mesh.
+/// Queries all components of a lab's mesh, or those of one node.
 pub(super) fn gather(lab: &str, node: Option<&str>) -> Result<Responses, CliError> {
     let client = labs::find(lab)?;
     let status = client.status().map_err(client_error)?;
@@ -84,7 +84,7 @@ fn waypoint(client: &Client, gateway: &Seen, pods: &[PodStatus]) -> WaypointResp
     }
 }
 
-/// Queries a component for JSON.
+/// Fetches JSON from the component that `pod` represents.
 fn ask<T: DeserializeOwned>(
     client: &Client,
     pod: Pod,
@@ -111,7 +111,7 @@ pub(crate) fn answer_of<T: DeserializeOwned>(
     page::parse(path, answer)
 }
 
-/// Represents a process of the mesh as a pod.
+/// Represents one of the lab's agents, node proxies or control planes as a pod.
 fn of_daemon(daemon: &DaemonStatus, name: &str) -> Pod {
     let name = match &daemon.node {
         Some(node) => format!("{name}-{node}"),

@@ -1,10 +1,10 @@
-//! JSON pages of the mesh's components.
+//! Parsing of the JSON pages that the mesh's components serve.
 
 use serde::de::DeserializeOwned;
 
 use crate::{CliError, http::Answer};
 
-/// Parses JSON of a response, or returns the reason why there is none.
+/// Parses the JSON of a response to `path`, or returns the reason why there is none.
 pub(super) fn parse<T: DeserializeOwned>(
     path: &str,
     answer: Result<Answer, CliError>,

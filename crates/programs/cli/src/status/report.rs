@@ -14,27 +14,27 @@ use crate::{
     problems::Problem,
 };
 
-/// Pod of the mesh with its response.
+/// Pod of a mesh component, with its response to a query.
 #[derive(Debug)]
 pub(crate) struct PodResponse<T> {
-    /// Pod of the part.
+    /// Pod of the component that was queried.
     pub(crate) pod: Pod,
-    /// Response, or the reason why there is none.
+    /// Parsed response, or the reason why there is none.
     pub(crate) answer: Result<T, String>,
 }
 
-/// Responses of all components.
+/// Responses of all components of the mesh.
 #[derive(Debug, Default)]
 pub(crate) struct Responses {
-    /// Names of nodes.
+    /// Names of the nodes to report on.
     pub(crate) nodes: Vec<String>,
-    /// `/v1/status` of the agents.
+    /// Responses of the agents to `/v1/status`.
     pub(crate) agents: Vec<PodResponse<AgentStatus>>,
-    /// `/config_dump` of the node proxies.
+    /// Responses of the node proxies to `/config_dump`.
     pub(crate) proxies: Vec<PodResponse<ProxyDump>>,
-    /// `/debug/syncz` of the control plane.
+    /// Responses of the control plane's replicas to `/debug/syncz`.
     pub(crate) controls: Vec<PodResponse<Vec<XdsClient>>>,
-    /// Problems of objects that the control plane finds.
+    /// Problems of objects that the control plane reports.
     pub(crate) objects: Vec<Problem>,
     pub(crate) waypoints: Vec<WaypointResponses>,
 }
@@ -44,23 +44,23 @@ pub(crate) struct Responses {
 pub(crate) struct WaypointResponses {
     /// Gateway of the waypoint, `namespace/name`.
     pub(crate) name: String,
-    /// Whether the Gateway has the condition `Programmed`.
+    /// Whether the Gateway has the condition `Programmed` for its current generation.
     pub(crate) is_programmed: bool,
     pub(crate) pods: Vec<PodResponse<ProxyDump>>,
 }
 
-/// Status of the mesh.
+/// Health of the control plane, the nodes and the waypoints.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
     pub(crate) control_plane: Vec<PartReport>,
     pub(crate) nodes: Vec<NodeReport>,
     pub(crate) waypoints: Vec<WaypointReport>,
-    /// Problems of all parts.
+    /// Problems of all components, in words.
     pub(crate) problems: Vec<String>,
 }
 
-/// A pod of the mesh.
+/// State of one pod of a mesh component.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PartReport {
@@ -70,26 +70,26 @@ pub(crate) struct PartReport {
     pub(crate) restarts: i64,
 }
 
-/// State of a node.
+/// State of the mesh on one node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct NodeReport {
     pub(crate) node: String,
     pub(crate) agent: Option<PartReport>,
     pub(crate) proxy: Option<PartReport>,
-    /// Pods that belong to the mesh.
+    /// Number of the node's pods that belong to the mesh.
     #[serde(rename = "wanted")]
     pub(crate) desired: Option<i64>,
-    /// Number of them that are captured.
+    /// Number of the node's mesh pods whose traffic is captured.
     pub(crate) captured: Option<i64>,
     pub(crate) certificates: Option<Certificates>,
     /// State of the proxy's xDS stream at the control plane: SYNCED, STALE, ERROR, not connected, or unknown.
     pub(crate) xds: String,
-    /// Number of drifts: redirection changed by others and repaired.
+    /// How often something else changed redirection rules of the node's pods and the agent repaired them.
     pub(crate) drifts: i64,
 }
 
-/// State of a waypoint.
+/// State of one waypoint.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct WaypointReport {
@@ -99,32 +99,32 @@ pub(crate) struct WaypointReport {
     pub(crate) pods: Vec<WaypointPodReport>,
 }
 
-/// State of a waypoint's pod.
+/// State of one pod of a waypoint.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct WaypointPodReport {
     #[serde(flatten)]
     pub(crate) part: PartReport,
     pub(crate) certificates: Option<Certificates>,
-    /// State of its xDS stream, as [`NodeReport::xds`].
+    /// State of the pod's xDS stream, as in [`NodeReport::xds`].
     pub(crate) xds: String,
 }
 
-/// The certificates of a node proxy.
+/// Numbers and earliest expiry of the certificates of a proxy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Certificates {
     pub(crate) available: usize,
     pub(crate) total: usize,
-    /// Earliest expiry of a certificate.
+    /// Earliest expiry of the certificates, in RFC 3339.
     pub(crate) first_expiry: Option<String>,
 }
 
 const NOT_CONNECTED: &str = "not connected";
-/// Text for a control plane without a responding replica.
+/// State of an xDS stream if no replica of the control plane responds.
 const UNKNOWN: &str = "unknown";
 
-/// Combines the responses to a report.
+/// Builds the status of the mesh from the components' responses.
 pub(crate) fn report(gathered: &Responses) -> Report {
     let mut problems = Vec::new();
     let control_plane: Vec<_> = gathered
@@ -202,7 +202,7 @@ fn waypoint_report(
     }
 }
 
-/// State of a proxy's xDS stream.
+/// Returns the state of a proxy's xDS stream; `is_known` is whether a replica of the control plane responds.
 fn xds<T>(proxy: &PodResponse<T>, clients: &[&XdsClient], is_known: bool) -> String {
     let name = format!("{}.{}", name(&proxy.pod), namespace_of(&proxy.pod));
     let client = clients.iter().find(|client| client.pod() == name);

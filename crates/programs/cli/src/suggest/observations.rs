@@ -1,4 +1,4 @@
-//! Observed callers of each target, from flow events. Refused calls are only counted.
+//! Observed traffic by target and caller, collected from flow events. Refused calls are only counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,58 +7,58 @@ use serde_json::Value;
 
 use crate::dump::{Connection, PodEntry};
 
-/// Maximum number of callers of one target; a target with more gets no policy.
+/// Maximum number of callers of one target; for a target with more, no policy is suggested.
 const MAX_CALLERS: usize = 1_000;
-/// Number of paths of a caller from which on a policy does not restrict paths.
+/// Maximum number of paths that a policy lists for one caller and method; with more, it does not restrict paths.
 pub(super) const MAX_PATHS: usize = 20;
 
-/// Suffix of the address of a tunnel.
+/// Port at the end of an address that is a waypoint's HBONE tunnel.
 const TUNNEL_PORT: &str = ":15008";
 
-/// Client in a form that a policy can match.
+/// Client, in a form that an AuthorizationPolicy can match.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Client {
-    /// Identity without `spiffe://`.
+    /// Principal: the SPIFFE identity without `spiffe://`.
     Principal(String),
-    /// Address of a client without an identity.
+    /// IP address of a client without an identity.
     Address(String),
 }
 
-/// Server that a policy can be for.
+/// Workload or service for which a policy can be suggested.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Target {
-    /// Pods: namespace, and the name of their owner, or of the pod.
+    /// Pods of one owner: namespace, and the name of the owner, or of a pod without one.
     Pods(String, String),
-    /// A service behind a waypoint: namespace, name.
+    /// Service behind a waypoint: namespace, name.
     Service(String, String),
 }
 
-/// Operations of one client on one target.
+/// Ports, methods and paths that one client uses on one target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Usage {
-    /// Ports of pods.
+    /// Ports of the pods to which the client connected.
     pub(super) ports: BTreeSet<u16>,
-    /// Methods of requests, with the paths.
+    /// Paths of HTTP requests through the waypoint, by method.
     pub(super) requests: BTreeMap<String, BTreeSet<String>>,
-    /// Whether non-HTTP connections were observed.
+    /// Whether connections other than HTTP went through the waypoint.
     pub(super) connections: bool,
 }
 
-/// Collected traffic observations.
+/// Traffic observed in the period, by target and client.
 #[derive(Debug, Default)]
 pub(super) struct Observations {
-    /// Pods of each group, by name.
+    /// Names of the observed pods of each target.
     pods: BTreeMap<Target, BTreeSet<String>>,
     pub(super) usage: BTreeMap<Target, BTreeMap<Client, Usage>>,
-    /// Targets with more callers than the limit.
+    /// Targets with more callers than [`MAX_CALLERS`].
     pub(super) crowded: BTreeSet<Target>,
-    /// Refused calls, with their number: client, target.
+    /// Number of refused calls by client and target, as text.
     pub(super) refused: BTreeMap<(String, String), u64>,
     /// Pods that were called by their own address through a waypoint.
     pub(super) to_pods: BTreeSet<String>,
-    /// Numbers of events and of refusals that were left out.
+    /// Numbers of flow events and of refusals that proxies did not send.
     pub(super) lost: (u64, u64),
-    /// Proxies whose events were missing for a while.
+    /// Proxies whose stream of flow events was interrupted.
     pub(super) interrupted: BTreeSet<String>,
 }
 
@@ -68,17 +68,17 @@ impl Observations {
         self.usage.is_empty()
     }
 
-    /// Names of the pods of a target.
+    /// Returns the names of the observed pods of a target.
     pub(super) fn pods_of(&self, target: &Target) -> Option<&BTreeSet<String>> {
         self.pods.get(target)
     }
 
-    /// Notes that a proxy's events were missing for a while.
+    /// Records that a proxy's stream of flow events was interrupted.
     pub(super) fn interrupted(&mut self, proxy: &str) {
         self.interrupted.insert(proxy.to_owned());
     }
 
-    /// Adds an event.
+    /// Adds a flow event, or the number of events that a proxy did not send.
     pub(super) fn add(&mut self, item: &StreamItem) {
         match item {
             StreamItem::Lost { sampled, refusals } => {
@@ -96,7 +96,7 @@ impl Observations {
         }
     }
 
-    /// Adds the open connections to a pod that its node proxy lists.
+    /// Adds a pod's open inbound connections, from its node proxy's dump.
     pub(super) fn add_open(&mut self, pod: &PodEntry) {
         let info = &pod.info;
         let inbound = pod.connections.get("inbound");
@@ -134,7 +134,7 @@ impl Observations {
             .or_default() += flow.count;
     }
 
-    /// Records that a client uses a pod.
+    /// Records that the client `source` connected to the pod `server`.
     fn use_pod(&mut self, source: &Peer, server: &Peer) {
         let (Some(namespace), Some(workload)) = (&server.namespace, &server.workload) else {
             return;
@@ -176,8 +176,8 @@ impl Observations {
         }
     }
 
-    /// Returns the usage of a target by a client; `None` if no policy can match the client, or the target has too many
-    /// clients.
+    /// Returns the recorded usage of a target by a client; `None` if no policy can match the client, or if the target
+    /// has too many clients.
     fn usage_of(&mut self, target: Target, source: &Peer) -> Option<&mut Usage> {
         let client = match &source.identity {
             Some(identity) => {

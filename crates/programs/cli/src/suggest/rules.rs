@@ -1,4 +1,4 @@
-//! Policies for observed traffic. Pure: flows and objects in, manifests out.
+//! Derives policies from observed traffic. Pure: observations and objects in, manifests out.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ use crate::{manifest, output::printable};
 #[cfg(test)]
 mod tests;
 
-/// Labels that are unique to a pod, or change with each rollout.
+/// Labels that a suggested selector must not have, since they are unique to a pod or change with each rollout.
 const EPHEMERAL_LABELS: [&str; 5] = [
     "pod-template-hash",
     "controller-revision-hash",
@@ -26,10 +26,10 @@ const EPHEMERAL_LABELS: [&str; 5] = [
     "statefulset.kubernetes.io/pod-name",
     "apps.kubernetes.io/pod-index",
 ];
-/// Maximum length of an object's name.
+/// Maximum length of a Kubernetes object's name.
 const MAX_NAME: usize = 253;
 
-/// Choices of the user.
+/// Options from the command line, and the mesh's root namespace.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options<'a> {
     pub(super) namespaces: &'a [String],
@@ -38,11 +38,11 @@ pub(super) struct Options<'a> {
     pub(super) root_namespace: &'a str,
 }
 
-/// Suggested policies, and notes on them.
+/// Suggested policies, and notes about them for the user.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Suggestions {
     pub(super) policies: Vec<AuthorizationPolicy>,
-    /// Notes for the user.
+    /// Notes about gaps in the observation, and about targets without a suggested policy.
     pub(super) notes: Vec<String>,
 }
 
@@ -109,7 +109,7 @@ pub(super) fn suggest(
     suggestions
 }
 
-/// Adds notes on traffic that was not observed, or is left out.
+/// Adds notes on traffic that the observation may have missed.
 fn gaps(seen: &Observations, notes: &mut Vec<String>) {
     let first =
         "What was not seen is not allowed. Rehearse with `ambit policy test` after a further while";
@@ -215,7 +215,7 @@ fn sources(clients: &BTreeSet<&Client>) -> Vec<RuleFrom> {
         .collect()
 }
 
-/// Returns the operations of a rule; none if the client uses all ports and methods.
+/// Returns the operations of a client's rule; none if it is not restricted by port, method or path.
 fn operations(usage: &Usage, paths: bool) -> Vec<RuleTo> {
     let to = |operation| RuleTo {
         operation: Some(operation),
@@ -245,12 +245,12 @@ fn operations(usage: &Usage, paths: bool) -> Vec<RuleTo> {
     by_paths.into_iter().map(operation).map(to).collect()
 }
 
-/// Whether an observed path matches only itself in a policy.
+/// Whether a policy can match exactly this observed path: it has no wildcards or templates, and was not truncated.
 fn is_exact(path: &str) -> bool {
     path.starts_with('/') && !path.contains(['*', '{', '}']) && !path.ends_with("...")
 }
 
-/// Objects that decide which policies apply.
+/// Pods and AuthorizationPolicies of the mesh, to which suggestions are fitted.
 struct Mesh<'a> {
     pods: Vec<&'a Pod>,
     policies: Vec<&'a AuthorizationPolicy>,
@@ -278,7 +278,10 @@ impl<'a> Mesh<'a> {
         mesh
     }
 
-    /// Returns a selector of exactly the pods of these names.
+    /// Returns a selector by the common labels of these pods.
+    ///
+    /// # Errors
+    /// The pods are gone, have no such labels, or share them with a pod for which no caller was observed.
     fn selector(
         &self,
         namespace: &str,
@@ -330,7 +333,8 @@ impl<'a> Mesh<'a> {
         })
     }
 
-    /// Finds an existing ALLOW policy with the same scope.
+    /// Returns the name of an ALLOW policy that already applies to all pods, or to the service, of a suggestion's
+    /// scope.
     fn allowing(
         &self,
         namespace: &str,
@@ -360,13 +364,13 @@ impl<'a> Mesh<'a> {
     }
 }
 
-/// Whether a policy is attached to a service.
+/// Whether a policy is attached to this service by its target references.
 fn is_attached_to(spec: &AuthorizationPolicySpec, service: &PolicyTargetReference) -> bool {
     let mut all = spec.target_refs.iter().chain(&spec.target_ref);
     all.any(|target| target.kind == service.kind && target.name == service.name)
 }
 
-/// Whether a policy selects all pods of a suggestion.
+/// Whether a policy's selector matches all pods that a suggestion's selector requires labels of.
 fn is_selected(spec: &AuthorizationPolicySpec, scope: &AuthorizationPolicySpec) -> bool {
     let suggestion = selected_labels(scope.selector.as_ref());
     let mut policy = selected_labels(spec.selector.as_ref())

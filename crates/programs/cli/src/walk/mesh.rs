@@ -1,4 +1,4 @@
-//! Queries the proxies of a lab or cluster for predictions.
+//! Queries of a lab's or cluster's proxies for their predictions.
 
 use ambit_lab::LabNetns;
 use ambit_mesh_json::explain::{EXPLAIN_PATH, Explanation, NodeProxyQuery, WaypointQuery};
@@ -13,21 +13,21 @@ use crate::{
     source::{self, ADMIN, Source, checked},
 };
 
-/// Maximum size of a query to admin servers, in bytes.
+/// Maximum size of a query that admin servers accept, in bytes.
 const MAX_QUERY: usize = 64 << 10;
 
-/// A lab or cluster.
+/// Lab or cluster whose proxies are queried.
 pub(super) struct Mesh {
     lab: Option<String>,
     target: Target,
 }
 
-/// Pod of the client.
+/// Pod that would send the request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Client {
-    /// Namespace and name.
+    /// Pod of the client, `namespace/name`.
     pub(super) name: String,
-    /// Node of the pod.
+    /// Node on which the pod runs.
     pub(super) node: String,
 }
 
@@ -43,7 +43,7 @@ impl Mesh {
         Source::any(self.lab.as_deref(), &self.target)
     }
 
-    /// Finds the client's pod.
+    /// Finds the client's pod by the value of `--from`.
     pub(super) fn client(&self, from: &str) -> Result<Client, CliError> {
         let dump = self.any().dump()?;
         let workloads = dump.authz_workloads();
@@ -62,7 +62,7 @@ impl Mesh {
         })
     }
 
-    /// Queries the node proxy of a node.
+    /// Queries a node's proxy for its prediction.
     pub(super) fn ask_node(
         &self,
         node: &str,
@@ -76,7 +76,7 @@ impl Mesh {
         read(&whom, &checked(answer, EXPLAIN_PATH).map_err(old(&whom))?)
     }
 
-    /// Queries a pod of a waypoint.
+    /// Queries a waypoint's pod for its prediction.
     pub(super) fn ask_waypoint(
         &self,
         pod: &str,
@@ -101,7 +101,7 @@ impl Mesh {
     }
 }
 
-/// Error for proxies of other implementations or of versions without `/explain`.
+/// Returns a conversion of a proxy's error: proxies of other implementations or older versions do not serve `/explain`.
 fn old(whom: &str) -> impl Fn(CliError) -> CliError {
     let what = format!("{whom} does not support `ambit explain`");
     move |error| {

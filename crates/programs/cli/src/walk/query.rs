@@ -1,4 +1,4 @@
-//! Request that the flags describe.
+//! Builds the HTTP request to predict from the command line's flags.
 
 use std::{fs, path::Path};
 
@@ -11,14 +11,14 @@ use hyper::{
 use super::args::WalkArgs;
 use crate::{CliError, ErrorKind};
 
-/// Default port of the request.
+/// Port of the request if `--to` has none.
 const DEFAULT_PORT: u16 = 80;
 
 fn usage(what: impl Into<String>) -> CliError {
     CliError::new(ErrorKind::Usage, what)
 }
 
-/// Parses host and port of `--to`; `namespace/service` is the service's name.
+/// Parses host and port of `--to`; `namespace/service` becomes the host name `service.namespace`.
 pub(super) fn target(to: &str) -> Result<(String, u16), CliError> {
     let bad = || usage(format!("--to {to}: no HOST[:PORT]"));
     let is_ipv6 = to.parse::<std::net::Ipv6Addr>().is_ok();
@@ -42,7 +42,7 @@ pub(super) fn target(to: &str) -> Result<(String, u16), CliError> {
     Ok((host, port))
 }
 
-/// Builds the request to a host and port.
+/// Builds the request that the client would send to a host and port.
 pub(super) fn request(args: &WalkArgs, host: &str, port: u16) -> Result<HttpQuery, CliError> {
     if Method::from_bytes(args.method.as_bytes()).is_err() {
         return Err(usage(format!("-X {}: no method of HTTP", args.method)));
@@ -88,7 +88,7 @@ pub(super) fn request(args: &WalkArgs, host: &str, port: u16) -> Result<HttpQuer
     })
 }
 
-/// Parses a header; its name becomes lower case. Errors do not repeat values, which may be secrets.
+/// Parses a header line; the name becomes lower case. Errors do not repeat the value, which may be a secret.
 fn header(text: &str) -> Result<(String, String), CliError> {
     let (name, value) = text
         .split_once(':')

@@ -1,15 +1,15 @@
-//! Prediction for a request.
+//! Predicted result of a request.
 
 use ambit_mesh_json::explain::{HttpQuery, Step, StepResult};
 use serde::Serialize;
 
-/// Prediction for a request, with the decisions of all proxies on its path.
+/// Predicted result of a request, with the decisions of all proxies on its path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
-    /// Namespace and name of the client's pod.
+    /// Pod of the client, `namespace/name`.
     pub(crate) from: String,
-    /// Destination in the form of the flag.
+    /// Destination as the flag `--to` has it.
     pub(crate) to: String,
     /// Method of the request.
     pub(crate) method: String,
@@ -19,52 +19,52 @@ pub(crate) struct Report {
     pub(crate) path: String,
     /// Whether the application receives the request, or a route responds without an error.
     pub(crate) allowed: bool,
-    /// Whether a step was not evaluated, so that the result may differ.
+    /// Whether a proxy did not evaluate a step, so that the actual result may differ.
     pub(crate) may_differ: bool,
-    /// Response to the client.
+    /// Response that the client would get.
     pub(crate) answer: Answer,
-    /// Proxies on the path, the client's first.
+    /// Proxies on the request's path, the client's node proxy first.
     pub(crate) parts: Vec<Part>,
 }
 
-/// Response to the client.
+/// Response that the client would get.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Answer {
-    /// Kind of the response.
+    /// Component that would respond, or how the request would end without a response.
     pub(crate) kind: AnswerKind,
-    /// Status of a proxy's response.
+    /// Status code, if a proxy responds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) status: Option<u16>,
-    /// Proxy or application that responds.
+    /// Proxy or application that responds, or resets the connection.
     pub(crate) by: String,
-    /// Reason in words.
+    /// Reason of the response in words.
     pub(crate) why: String,
 }
 
-/// Kind of an [`Answer`].
+/// Component that would respond, or how the request would end without a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum AnswerKind {
-    /// The application responds.
+    /// The application responds, with a status that cannot be predicted.
     Application,
-    /// A proxy responds.
+    /// A proxy responds in the application's place.
     Response,
     /// The connection is reset or cannot be opened.
     Reset,
-    /// The request leaves the mesh.
+    /// The result is open: the request was not followed to its end.
     Open,
 }
 
-/// Decisions of one proxy.
+/// Decisions of one proxy on the request's path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Part {
-    /// Name of the proxy.
+    /// Name of the proxy, such as `node proxy of NODE`.
     pub(crate) by: String,
     /// Whether the proxy is a waypoint.
     pub(crate) is_waypoint: bool,
-    /// Decisions in order.
+    /// Decisions in the order in which the proxy makes them.
     pub(crate) steps: Vec<Step>,
 }
 

@@ -1,4 +1,4 @@
-//! Text of a prediction.
+//! Text of a predicted result.
 
 use ambit_mesh_json::explain::{Step, StepKind, StepResult};
 
@@ -44,7 +44,7 @@ fn part(of: &Part) -> String {
     format!("{}\n{}", of.by, table(&["  STEP", "RESULT", "WHY"], rows))
 }
 
-/// Formats a step, followed by a row for each evaluated object.
+/// Formats a proxy's decision as table rows: one for the step, and one for each object that was evaluated in it.
 fn step(of: &Step) -> Vec<Vec<String>> {
     let why = match &of.object {
         Some(object) => format!("{} [{object}]", of.why),

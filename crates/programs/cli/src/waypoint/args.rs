@@ -22,7 +22,7 @@ pub(crate) struct Where {
 }
 
 impl Where {
-    /// Returns the scope of all namespaces of a source's lab or cluster.
+    /// Creates the scope of all namespaces in a source's lab or cluster.
     pub(crate) fn of(source: &Source) -> Self {
         Self {
             namespace: None,
@@ -35,7 +35,7 @@ impl Where {
         self.namespace.as_deref().unwrap_or("default")
     }
 
-    /// Returns the selected lab, if any.
+    /// Returns the lab that the flags select, if any.
     pub(super) fn lab(&self) -> Option<String> {
         self.target.lab(self.lab.as_deref())
     }
@@ -151,7 +151,7 @@ pub(crate) struct DeleteArgs {
     pub(super) place: Where,
 }
 
-/// Validates a name; `none` is reserved for pods and services without a waypoint.
+/// Validates the name of a waypoint: `none` is reserved for pods and services without one.
 pub(super) fn usable_name(name: &str) -> Result<String, String> {
     match name {
         "none" => Err("a waypoint cannot be called none: that means to use none".to_owned()),
@@ -160,7 +160,7 @@ pub(super) fn usable_name(name: &str) -> Result<String, String> {
 }
 
 impl WaypointSpec {
-    /// Manifest of the waypoint's Gateway.
+    /// Builds the manifest of the waypoint's Gateway.
     pub(super) fn manifest(&self) -> Value {
         let serves = self.serves.map(ServedTraffic::as_str);
         gateway::manifest(

@@ -14,12 +14,12 @@ use serde_json::{Value, json};
 
 use crate::{CliError, ErrorKind};
 
-/// Label with the revision of the control plane that manages a Gateway.
+/// Label with the revision of the control plane that is responsible for a Gateway.
 const REVISION: &str = "istio.io/rev";
-/// Version of the API.
+/// API version in which Gateways are read and written.
 pub(super) const API_VERSION: &str = "gateway.networking.k8s.io/v1";
 
-/// The manifest of a waypoint.
+/// Builds the manifest of a waypoint's Gateway.
 pub(super) fn manifest(
     namespace: &str,
     name: &str,
@@ -47,7 +47,7 @@ pub(super) fn manifest(
     })
 }
 
-/// A Gateway as observed, which is printed whole.
+/// Gateway of a lab or cluster; JSON output has the complete object.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     whole: Value,
@@ -87,12 +87,12 @@ impl Seen {
         value.map_or("", String::as_str)
     }
 
-    /// Whether a lab's pod belongs to the waypoint: its service account has the Gateway's name.
+    /// Whether a lab's pod is an instance of the waypoint: its service account has the Gateway's name.
     pub(crate) fn has_pod(&self, pod: &PodStatus) -> bool {
         (pod.namespace.as_str(), pod.service_account.as_str()) == (self.namespace(), self.name())
     }
 
-    /// Whether the Gateway is a waypoint of Ambit's control plane.
+    /// Whether the Gateway has the class of Ambit's waypoints.
     pub(crate) fn is_waypoint(&self) -> bool {
         self.class() == CLASS
     }
@@ -117,19 +117,19 @@ impl Seen {
         or_default(self.label(WAYPOINT_FOR))
     }
 
-    /// Returns `True`, `False`, or `Unknown` if the condition is missing.
+    /// Returns the status of the condition `Programmed`: `True`, `False`, or `Unknown` if the Gateway does not have it.
     pub(super) fn programmed(&self) -> &str {
         let programmed = self.status.condition("Programmed");
         programmed.map_or("Unknown", |condition| &condition.status)
     }
 
-    /// Type, status, reason and message of each condition.
+    /// Returns type, status, reason and message of each status condition.
     pub(super) fn conditions(&self) -> impl Iterator<Item = [&str; 4]> {
         let all = self.status.conditions.iter();
         all.map(|one| [&*one.type_, &*one.status, &*one.reason, &*one.message])
     }
 
-    /// Whether the current generation of the Gateway is programmed.
+    /// Whether the condition `Programmed` is true for the Gateway's current generation.
     pub(crate) fn is_programmed(&self) -> bool {
         let programmed = self.status.condition("Programmed");
         programmed.is_some_and(|condition| {
@@ -143,7 +143,7 @@ fn or_default(text: &str) -> &str {
     if text.is_empty() { "default" } else { text }
 }
 
-/// Error for a waypoint without a running pod.
+/// Creates the error for a waypoint without a running pod.
 pub(super) fn no_pod(gateway: &Seen) -> CliError {
     let (namespace, name) = (gateway.namespace(), gateway.name());
     let what = format!("no pod of the waypoint {namespace}/{name} runs");

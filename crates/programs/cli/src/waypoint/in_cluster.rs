@@ -31,27 +31,27 @@ use crate::{
     source::{ADMIN, DUMP},
 };
 
-/// Interval of polling.
+/// Interval at which a waypoint's readiness is polled.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Timeout of a deletion.
+/// Timeout for the deletion of a Gateway.
 const DELETION: Duration = Duration::from_secs(60);
 
 fn refused(error: ClusterError) -> CliError {
     failed(error.into())
 }
 
-/// Lists the Gateways of all namespaces.
+/// Lists the Gateways of all namespaces in the cluster that the flags select.
 pub(super) async fn gateways(target: &Target) -> Result<Vec<Value>, CliError> {
     of(&target.cluster().await?).await
 }
 
-/// Lists the Gateways of a cluster.
+/// Lists the Gateways of all namespaces in a cluster.
 pub(super) async fn of(cluster: &Cluster) -> Result<Vec<Value>, CliError> {
     let list = cluster.list(API_VERSION, "Gateway", None, None).await;
     list.map_err(refused)
 }
 
-/// Fetches the dump of a waypoint's pod.
+/// Fetches the `/config_dump` of one of a waypoint's pods.
 pub(super) async fn dump(target: &Target, gateway: &Seen) -> Result<Answer, CliError> {
     let cluster = target.cluster().await?;
     let pods = pods(&cluster, gateway).await?;
@@ -75,7 +75,7 @@ fn reference(namespace: &str, name: &str) -> ObjectRef {
     }
 }
 
-/// Applies a waypoint.
+/// Creates or changes a waypoint, after the policies that it makes ineffective are migrated.
 pub(super) async fn apply(args: &ApplyArgs) -> Result<(), CliError> {
     let (namespace, name) = (args.made.place.namespace(), &args.made.name);
     let cluster = args.made.place.target.cluster().await?;
@@ -109,8 +109,8 @@ pub(super) async fn apply(args: &ApplyArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Migrates the policies that the waypoint makes ineffective. Copies are created first and the waypoint last, so that
-/// no request is wrongly allowed or rejected in between.
+/// Migrates the policies that the waypoint makes ineffective, by copies and changed rules. The Gateway is applied after
+/// that, so that no request is wrongly allowed or rejected in between.
 async fn migrate(cluster: &Cluster, args: &ApplyArgs) -> Result<(), CliError> {
     let policies = rehearsal::list(cluster, Kind::AuthorizationPolicy).await?;
     if policies.is_empty() {
@@ -142,7 +142,7 @@ fn label<'a>(namespace: &'a Namespace, name: &str) -> Option<&'a str> {
     labels.get(name).map(String::as_str)
 }
 
-/// Fails if a namespace already uses another waypoint.
+/// Checks that a namespace does not use another waypoint, unless it may be replaced.
 fn check_free(
     of: &Namespace,
     namespace: &str,
@@ -177,7 +177,7 @@ async fn enroll(
     Ok(())
 }
 
-/// Waits until a waypoint is ready.
+/// Waits until a waypoint's Gateway is programmed.
 async fn programmed(
     cluster: &Cluster,
     namespace: &str,
@@ -205,7 +205,7 @@ async fn programmed(
     }
 }
 
-/// Deletes a waypoint and its generated objects.
+/// Deletes a waypoint's Gateway, and waits until the objects that it owns are deleted, too.
 pub(super) async fn delete(place: &Where, name: &str) -> Result<(), CliError> {
     let cluster = place.target.cluster().await?;
     let done = cluster

@@ -26,13 +26,13 @@ use crate::{
     source::{self, ADMIN, DUMP},
 };
 
-/// Lists the Gateways of all namespaces.
+/// Lists the Gateways of all namespaces in a lab.
 pub(super) fn gateways(lab: &str) -> Result<Vec<Value>, CliError> {
     let status = find(lab)?.status().map_err(client_error)?;
     Ok(status.gateways)
 }
 
-/// Fetches the dump of a waypoint's pod, preferably of a ready one.
+/// Fetches the `/config_dump` of one of a waypoint's pods, preferably of a ready one.
 pub(super) fn dump(lab: &str, gateway: &Seen) -> Result<Answer, CliError> {
     let client = find(lab)?;
     let status = client.status().map_err(client_error)?;
@@ -45,14 +45,14 @@ pub(super) fn dump(lab: &str, gateway: &Seen) -> Result<Answer, CliError> {
     source::request(stream, &Method::GET, "localhost", DUMP)
 }
 
-/// Returns the manifest file of a waypoint that was created by this command.
+/// Returns the path of the manifest that this command writes for a waypoint.
 fn file(client: &Client, namespace: &str, name: &str) -> Result<PathBuf, CliError> {
     let status = client.status().map_err(client_error)?;
     let name = format!("waypoint-{namespace}-{name}.yaml");
     Ok(PathBuf::from(status.manifests).join(name))
 }
 
-/// Writes the manifest of a waypoint.
+/// Writes the manifest of a waypoint into the lab's directory, after those of migrated policies.
 pub(super) fn apply(lab: &str, args: &ApplyArgs) -> Result<(), CliError> {
     let (namespace, name) = (args.made.place.namespace(), &args.made.name);
     if args.enroll_namespace {
@@ -77,7 +77,7 @@ pub(super) fn apply(lab: &str, args: &ApplyArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Writes an object's manifest.
+/// Writes an object as a YAML manifest.
 fn write(path: &Path, object: &Value) -> Result<(), CliError> {
     let text = serde_saphyr::to_string(object);
     let text = text.map_err(|error| {
@@ -90,7 +90,8 @@ fn write(path: &Path, object: &Value) -> Result<(), CliError> {
     print_line(&format!("{} written", path.display()))
 }
 
-/// Writes, beside the waypoint's manifest, copies of the policies that the waypoint makes ineffective.
+/// Writes, beside the waypoint's manifest, copies of the policies that the waypoint makes ineffective; an error if a
+/// policy's own manifest would have to be changed.
 fn migrate(client: &Client, waypoint: &Path, args: &ApplyArgs) -> Result<(), CliError> {
     let objects = client.objects().map_err(client_error)?;
     let policies: Vec<_> = values_of_kind(&objects, Kind::AuthorizationPolicy)
@@ -141,7 +142,7 @@ fn programmed(
     }
 }
 
-/// Removes the manifest of a waypoint.
+/// Removes the manifest that this command wrote for a waypoint.
 pub(super) fn delete(lab: &str, namespace: &str, name: &str) -> Result<(), CliError> {
     let path = file(&find(lab)?, namespace, name)?;
     fs::remove_file(&path).map_err(|error| {

@@ -1,4 +1,4 @@
-//! Waypoints of a lab or a cluster, by namespace and name.
+//! Lists of the waypoints of a lab or cluster.
 
 use serde_json::Value;
 
@@ -23,7 +23,7 @@ impl Where {
 }
 
 impl ListArgs {
-    /// Lists the waypoints, or those of a name; an error if the name does not exist.
+    /// Lists the selected waypoints, or those with this name; an error if none has it.
     pub(super) fn named(&self, name: Option<&str>) -> Result<Vec<Seen>, CliError> {
         let mut found = self.found()?;
         if let Some(name) = name {
@@ -40,7 +40,7 @@ impl ListArgs {
     }
 }
 
-/// Error for a waypoint that does not exist.
+/// Creates the error for a waypoint that does not exist.
 pub(super) fn absent(name: &str, place: &Where) -> CliError {
     let what = match &place.namespace {
         Some(namespace) => format!("there is no waypoint {name} in the namespace {namespace}"),

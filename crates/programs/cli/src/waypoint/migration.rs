@@ -1,4 +1,4 @@
-//! Migration of the layer 4 policies that a waypoint makes ineffective.
+//! Selection of the layer 4 policies to migrate, since a waypoint makes them ineffective.
 
 use ambit_k8s_api::Service;
 use serde_json::Value;
@@ -54,7 +54,7 @@ impl ApplyArgs {
     }
 }
 
-/// Error for a policy that cannot be migrated.
+/// Creates the error for a policy that cannot be migrated.
 pub(super) fn unmigratable(policy: &str, why: &str) -> CliError {
     let what = format!("the AuthorizationPolicy {policy} cannot be migrated: {why}");
     CliError::new(ErrorKind::Failed, what)

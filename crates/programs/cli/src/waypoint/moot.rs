@@ -1,5 +1,5 @@
-//! Layer 4 policies that name callers and lose their meaning behind a waypoint: the pods see the waypoint as the caller
-//! of all that it delivers. Pure: objects in, findings and manifests out.
+//! Layer 4 policies that name callers and become ineffective behind a waypoint: pods see the waypoint as the caller of
+//! all requests that it forwards. Pure: objects in, findings and manifests out.
 
 use std::collections::BTreeMap;
 
@@ -16,29 +16,29 @@ use k8s_openapi::Resource as _;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Suffix of a policy's copy that is attached to the waypoint.
+/// Name suffix of a policy's copy that is attached to the waypoint.
 const COPY_SUFFIX: &str = "-waypoint";
-/// Suffix of the policy that admits the waypoint to the pods of an ALLOW policy.
+/// Name suffix of the additional ALLOW policy by which pods admit the waypoint.
 const ADMISSION_SUFFIX: &str = "-from-waypoint";
 
-/// Waypoint whose identity pods see as the caller.
+/// Waypoint that pods would see as the caller.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waypoint<'a> {
     pub(super) trust_domain: &'a str,
-    /// Root namespace, whose policies apply to the whole mesh.
+    /// Namespace whose policies apply to the whole mesh.
     pub(super) root_namespace: &'a str,
     pub(super) namespace: &'a str,
     pub(super) name: &'a str,
 }
 
-/// Effect of a policy on requests through the waypoint.
+/// Effect of a policy at the pods on requests that the waypoint forwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// The pods reject the waypoint, and thus every caller.
+    /// The policy denies the waypoint, and so every caller behind it.
     RefusesAll,
     /// The policy allows the waypoint, and so every caller behind it.
     AdmitsAll,
-    /// Policy that denies no caller behind the waypoint.
+    /// The policy denies no caller behind the waypoint any more.
     DeniesNobody,
 }
 
@@ -49,18 +49,18 @@ pub(super) struct Moot {
     pub(super) policy: String,
     pub(super) action: PolicyAction,
     pub(super) effect: Effect,
-    /// Callers that the policy names, by attribute.
+    /// Callers that the policy names, grouped by attribute, such as `principals a, b`.
     pub(super) callers: Vec<String>,
-    /// Migration that preserves the policy's meaning, or the reason why none is known.
+    /// Changes that preserve the policy's meaning, or the reason why there are none.
     pub(super) migration: Result<Migration, String>,
 }
 
-/// Objects by which a policy keeps its meaning, in the order in which they are to be written.
+/// Objects to write so that a policy keeps its meaning, in this order.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Migration {
-    /// New policies: a copy for the waypoint, and one that admits the waypoint to the pods.
+    /// New policies: a copy attached to the waypoint, and one by which pods admit the waypoint.
     pub(super) added: Vec<AuthorizationPolicy>,
-    /// New `spec.rules` of the policy itself.
+    /// New `spec.rules` of the policy itself, if they change.
     pub(super) rules: Option<Vec<Rule>>,
 }
 
@@ -90,7 +90,8 @@ impl Waypoint<'_> {
         }
     }
 
-    /// Whether connections of the waypoint match. Address blocks never match: the waypoint's address is unknown.
+    /// Whether connections from the waypoint match a policy's source. Address blocks never match: the waypoint's
+    /// address is unknown.
     fn matches(&self, source: &Source) -> bool {
         let principal = self.principal();
         let is_principal = |pattern: &String| matches(pattern, &principal);
@@ -123,7 +124,7 @@ impl Waypoint<'_> {
     }
 }
 
-/// Whether a pattern of Istio's (`value`, `prefix*`, `*suffix`, `*`) matches.
+/// Whether a text matches one of Istio's patterns (`value`, `prefix*`, `*suffix`, `*`).
 fn matches(pattern: &str, text: &str) -> bool {
     match (pattern.strip_suffix('*'), pattern.strip_prefix('*')) {
         (Some(prefix), _) => text.starts_with(prefix),
@@ -132,7 +133,7 @@ fn matches(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// Converts a condition about the caller to a source.
+/// Converts a condition on `source.*` of a `when` clause to the equivalent `from.source`; `None` for other attributes.
 fn as_source(condition: &Condition) -> Option<Source> {
     let (values, not_values) = (condition.values.clone(), condition.not_values.clone());
     let mut source = Source::default();
@@ -150,13 +151,13 @@ fn as_source(condition: &Condition) -> Option<Source> {
     Some(source)
 }
 
-/// Returns the source fields of a rule.
+/// Returns the sources of a rule: those of `from`, and conditions of `when` on the source.
 fn sources(rule: &Rule) -> Vec<Source> {
     let from = rule.from.iter().filter_map(|from| from.source.clone());
     from.chain(rule.when.iter().filter_map(as_source)).collect()
 }
 
-/// Describes callers by attribute, such as `principals a, b`.
+/// Describes the callers that rules name, by attribute, such as `principals a, b`.
 fn callers(rules: &[Rule]) -> Vec<String> {
     let mut callers = Vec::new();
     for source in rules.iter().flat_map(sources) {
@@ -182,7 +183,8 @@ fn callers(rules: &[Rule]) -> Vec<String> {
     callers
 }
 
-/// Policy of the cluster. An unreadable one has only a name, and denies every caller already.
+/// AuthorizationPolicy of the mesh; `policy` is `None` if it cannot be parsed (proxies then deny every caller,
+/// already).
 struct ExistingPolicy {
     namespace: String,
     name: String,
@@ -210,7 +212,7 @@ impl ExistingPolicy {
     }
 }
 
-/// A policy of node proxies.
+/// AuthorizationPolicy that node proxies enforce.
 struct Policy<'a> {
     namespace: &'a str,
     name: &'a str,
@@ -218,7 +220,7 @@ struct Policy<'a> {
 }
 
 impl<'a> Policy<'a> {
-    /// Reads a policy; `None` for policies that node proxies do not enforce, and for unreadable ones.
+    /// Returns the policy if node proxies enforce it; `None` if it is attached, in dry run, or unreadable.
     fn read(found: &'a ExistingPolicy) -> Option<Self> {
         let policy = found.policy.as_ref()?;
         let annotations = policy.metadata.annotations.as_ref();
@@ -233,7 +235,7 @@ impl<'a> Policy<'a> {
         })
     }
 
-    /// Labels of the policy's selector; none if it applies to all pods.
+    /// Returns the labels of the policy's selector; `None` if it applies to all pods of its scope.
     fn labels(&self) -> Option<&'a BTreeMap<String, String>> {
         selected_labels(self.spec.selector.as_ref())
     }
@@ -275,7 +277,8 @@ impl<'a> Policy<'a> {
         }
     }
 
-    /// Returns the targets of the policy's copy: services whose pods are exactly those of the policy.
+    /// Returns the target references for the policy's copy: the services whose pods are exactly those of the policy, or
+    /// the Gateway for a policy without selector.
     fn targets(
         &self,
         services: &[Service],
@@ -402,7 +405,7 @@ impl<'a> Policy<'a> {
         })
     }
 
-    /// Returns the rules of a DENY policy, with the waypoint excepted from those that name callers.
+    /// Returns the rules of a DENY policy, changed so that those that name callers do not match the waypoint.
     fn rules_without(&self, waypoint: &Waypoint<'_>) -> Vec<Rule> {
         let mut rules = self.spec.rules.clone();
         let naming = rules.iter_mut().filter(|rule| !sources(rule).is_empty());
@@ -418,8 +421,9 @@ impl<'a> Policy<'a> {
     }
 }
 
-/// Finds policies for pods of the waypoint's namespace that the waypoint makes ineffective. Policies that name the
-/// waypoint do not count, nor do those for the same pods as a policy that allows it, or with a copy at the waypoint.
+/// Finds policies for pods of the waypoint's namespace that the waypoint makes ineffective. Left out are policies that
+/// name the waypoint, those with the same scope as an ALLOW policy that names it, and those with a copy that is
+/// attached to it.
 pub(super) fn find(policies: &[Value], services: &[Service], waypoint: &Waypoint<'_>) -> Vec<Moot> {
     let policies: Vec<_> = policies.iter().map(ExistingPolicy::of).collect();
     let concerns = |policy: &Policy<'_>| {

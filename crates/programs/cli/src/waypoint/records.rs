@@ -1,4 +1,5 @@
-//! `ambit waypoint routes`, `policies`, `endpoints` and `limits`: what waypoints hold at the moment, from their dumps.
+//! `ambit waypoint routes`, `policies`, `endpoints` and `limits`: records that waypoints currently use, from their
+//! dumps.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -32,7 +33,7 @@ pub(crate) struct RecordsArgs {
     list: ListArgs,
 }
 
-/// Part of a waypoint's records.
+/// Kind of a waypoint's records, as one command shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Section {
     Routes,
@@ -41,17 +42,17 @@ pub(super) enum Section {
     Limits,
 }
 
-/// Dump of a waypoint, limited to the sections that are shown.
+/// Parsed `/config_dump` of a waypoint, limited to the records that the tables show.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct WaypointDump {
     workloads: Entries<WorkloadEntry>,
     services: Entries<ServiceEntry>,
-    /// Records of the waypoint.
+    /// Records that only waypoints receive.
     workload_state: Records,
 }
 
-/// The same parts of a dump as they came, to print whole.
+/// The same part of a `/config_dump` as raw JSON, for JSON output.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Whole {
@@ -79,7 +80,7 @@ struct Records {
     limits: Vec<Limited>,
 }
 
-/// Service that the waypoint serves.
+/// Record of a service that the waypoint serves.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Served {
@@ -128,7 +129,7 @@ struct StreamRoute {
     unsupported: Option<String>,
 }
 
-/// Destination of requests or connections: a service, or the reason why there is none.
+/// Backend of a route's rule: a service, or the reason why the reference is invalid.
 #[derive(Debug, Deserialize)]
 struct Backend {
     service: Result<String, String>,
@@ -209,7 +210,7 @@ struct GlobalLimit {
     domain: String,
 }
 
-/// Shows a section of the records of waypoints.
+/// Shows one kind of records of the selected waypoints.
 pub(super) fn run(section: Section, args: &RecordsArgs) -> Result<(), CliError> {
     let place = &args.list.place;
     let mut found = args.list.named(args.waypoint.as_deref())?;
@@ -224,8 +225,8 @@ pub(super) fn run(section: Section, args: &RecordsArgs) -> Result<(), CliError> 
     output::print(args.list.output, &shown, || table(section.header(), rows))
 }
 
-/// Records of one waypoint as tables (`header`, `rows`, without the waypoint's name), by section, beside what it has of
-/// plugins.
+/// Returns all kinds of records of one waypoint as tables (`header` and `rows`, without the waypoint's name), and its
+/// plugins as raw JSON.
 pub(crate) fn sections(place: &Where, gateway: &Seen) -> Result<Value, CliError> {
     let name = format!("{}/{}", gateway.namespace(), gateway.name());
     let (dump, whole) = dump(place, gateway)?;
@@ -249,7 +250,7 @@ fn unread(waypoint: &str) -> CliError {
         .hint("is this program of the same version as the waypoint?")
 }
 
-/// Dump of one of a waypoint's pods, as it is read and as it came.
+/// Fetches the `/config_dump` of one of a waypoint's pods, parsed and as raw JSON.
 fn dump(place: &Where, gateway: &Seen) -> Result<(WaypointDump, Whole), CliError> {
     let answer = match place.lab() {
         Some(lab) => in_lab::dump(&lab, gateway)?,
@@ -265,7 +266,7 @@ fn dump(place: &Where, gateway: &Seen) -> Result<(WaypointDump, Whole), CliError
 }
 
 impl Section {
-    /// Reads the records of a section from the dump.
+    /// Returns the records of this kind as raw JSON, for JSON output.
     fn of(self, waypoint: &str, dump: &Whole) -> Value {
         let records = &dump.workload_state;
         match self {
@@ -466,7 +467,8 @@ fn limit_row(limited: &Limited) -> Vec<String> {
     ]
 }
 
-/// Endpoints of the services that the waypoint serves or routes to, with what it has seen of them.
+/// Returns the table rows of the endpoints of all services that the waypoint serves or routes to, with their open
+/// requests and ejections.
 fn endpoint_rows(dump: &WaypointDump) -> Vec<Vec<String>> {
     let workloads = dump.workloads.known();
     let workloads: HashMap<_, _> = workloads.map(|one| (one.uid.as_str(), one)).collect();
@@ -506,7 +508,7 @@ fn endpoint_rows(dump: &WaypointDump) -> Vec<Vec<String>> {
     rows
 }
 
-/// Name of an enum's variant, as it is written in JSON: alone, or as the key of its contents.
+/// Returns the name of an enum's variant from serde's JSON: the string, or the only key of the object.
 fn variant(of: &Value) -> Option<String> {
     match of {
         Value::String(name) => Some(name.clone()),

@@ -1,4 +1,4 @@
-//! Lists, conditions and manifests of waypoints.
+//! Tests of the lists, conditions and manifests of waypoints.
 
 use serde_json::{Value, json};
 

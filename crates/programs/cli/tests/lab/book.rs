@@ -1,4 +1,4 @@
-//! The commands of the book's pages (`docs/src`), each page in a lab of its own.
+//! Runs the commands of the book's pages (`docs/src`), each page in a lab of its own.
 
 use std::fs;
 
@@ -17,7 +17,7 @@ const PAGES: [&str; 7] = [
     "waypoints.md",
 ];
 
-/// Runs the commands of a page.
+/// Runs the commands of a page in a new lab, and checks their output.
 fn walk(page: &str) {
     assert!(PAGES.contains(&page), "{page}");
     let lab = Lab::new();

@@ -1,4 +1,4 @@
-//! The program for pods of labs, where `ambit` finds it, and where it does not.
+//! Tests of `ambit lab-tool`, with and without the program `ambit-lab-tool` beside `ambit`.
 
 use std::{
     fs,
@@ -8,14 +8,14 @@ use std::{
 
 use crate::support::{Lab, ambit, pod};
 
-/// Copies `ambit` to the directory, without the programs that are beside it.
+/// Copies `ambit` to the directory, without the mesh's other programs.
 fn alone(directory: &Path) -> PathBuf {
     let copy = directory.join("ambit");
     fs::copy(ambit(), &copy).unwrap();
     copy
 }
 
-/// Runs `ambit lab-tool` where `PATH` has nothing of the mesh.
+/// Runs `ambit lab-tool` with a `PATH` without programs of the mesh.
 fn lab_tool(ambit: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(ambit);
     command.arg("lab-tool").args(arguments);

@@ -1,10 +1,10 @@
-//! A lab comes and goes, and nothing of it stays.
+//! Tests of a lab's start and end: no process, mount or file stays behind.
 
 use std::fs;
 
 use crate::support::{Lab, SLEEP, kill, pod, wait_until, wait_until_gone};
 
-/// Mounts of the test's own namespace; a lab must add none.
+/// Returns the mounts of the test's own mount namespace, to which a lab must add none.
 fn mounts() -> String {
     fs::read_to_string("/proc/self/mountinfo").unwrap()
 }

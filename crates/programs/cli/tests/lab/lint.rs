@@ -1,4 +1,4 @@
-//! Manifests that are linted for a lab, and by themselves.
+//! Tests of `ambit lint` with a lab, and with manifests alone.
 
 use crate::support::{Lab, SLEEP, pod};
 

@@ -1,4 +1,4 @@
-//! The lab as a user has it: the real command, real namespaces, pods that run real programs.
+//! Tests of `ambit lab` as a user runs it: the real command, real namespaces, pods that run real programs.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod book;

@@ -1,4 +1,4 @@
-//! Completion by a real shell, and the manual.
+//! Tests of completion scripts in a real shell, and of the manual's pages.
 
 use std::process::Command;
 

@@ -1,5 +1,5 @@
-//! The command line against a mesh that runs in a lab. Needs the other binaries beside `ambit`
-//! (`cargo xtask test` builds them).
+//! Tests of the command line with a mesh in a lab. They need the other binaries beside `ambit` (`cargo xtask test`
+//! builds them).
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What runs in a lab, and how it is reached.
+//! Tests of a lab's pods, services and networks.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -246,7 +246,8 @@ fn the_plugins_of_others_wire_pods_too() {
     }
 }
 
-/// Pods reach their node by the hardware address of its bridge: each change of it stalls them.
+/// Asserts that the node's bridge keeps its MAC address while pods come: pods reach their node by it, and each change
+/// stalls them.
 fn bridge_keeps_its_address(lab: &Lab) {
     let on_node = pod("on-node", SLEEP).replace("spec:\n", "spec:\n  hostNetwork: true\n");
     lab.write("node.yaml", &on_node);

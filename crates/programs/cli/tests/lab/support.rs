@@ -1,4 +1,4 @@
-//! A lab for one test: a directory of manifests to write to, and the command to run.
+//! Lab for one test: a directory of manifests that the test writes, and calls of `ambit` for it.
 
 use std::{
     collections::BTreeSet,
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 /// Timeout of every operation on a busy machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// User id of `nobody`.
+/// User id of `nobody`, as a user without rights.
 pub(crate) const NOBODY: u32 = 65534;
 
 pub(crate) struct Lab {
@@ -24,12 +24,12 @@ pub(crate) struct Lab {
 }
 
 impl Lab {
-    /// Creates a lab of the current user.
+    /// Creates the directories of a lab that the current user runs.
     pub(crate) fn new() -> Self {
         Self::of(None)
     }
 
-    /// A lab of another user.
+    /// Creates the directories of a lab that the user `nobody` runs.
     pub(crate) fn of_nobody() -> Self {
         Self::of(Some(NOBODY))
     }
@@ -61,12 +61,12 @@ impl Lab {
         self.base.path().join("default")
     }
 
-    /// `ambit lab` with these arguments; `MANIFESTS` is replaced by the directory.
+    /// Runs `ambit lab` with these arguments; `MANIFESTS` is replaced by the manifests' directory.
     pub(crate) fn run(&self, args: &[&str]) -> Output {
         self.command(&[&["lab"], args].concat())
     }
 
-    /// Runs `ambit` with these arguments.
+    /// Runs `ambit` with these arguments; `MANIFESTS` is replaced by the manifests' directory.
     pub(crate) fn command(&self, args: &[&str]) -> Output {
         let mut command = match self.user {
             None => Command::new(ambit()),
@@ -86,8 +86,8 @@ impl Lab {
             .unwrap()
     }
 
-    /// A shell command as documents have it, for this lab, in the root of the repository. `/tmp` is a directory of the
-    /// test's own; programs in its `bin` go before others.
+    /// Runs a shell command from the documentation for this lab, in the root of the repository. `/tmp/` is replaced by
+    /// the manifests' directory, whose `bin` is first in `PATH`.
     pub(crate) fn shell(&self, command: &str) -> Output {
         let bin = Path::new(ambit()).parent().unwrap().display().to_string();
         let path = std::env::var("PATH").unwrap();
@@ -102,7 +102,7 @@ impl Lab {
             .unwrap()
     }
 
-    /// Runs `ambit` with these arguments, which must succeed.
+    /// Runs `ambit` like [`Lab::command`], asserts success, and returns standard output.
     pub(crate) fn command_ok(&self, args: &[&str]) -> String {
         let output = self.command(args);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -115,7 +115,7 @@ impl Lab {
         text
     }
 
-    /// Runs a command like [`Lab::run`], which must succeed.
+    /// Runs `ambit lab` like [`Lab::run`], asserts success, and returns standard output.
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         let output = self.run(args);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -128,7 +128,7 @@ impl Lab {
         text
     }
 
-    /// Runs `ambit lab` like [`Lab::ok`], by another copy of `ambit` whose `PATH` has nothing of the mesh.
+    /// Runs `ambit lab` like [`Lab::ok`], by another copy of `ambit`, and with a `PATH` without programs of the mesh.
     pub(crate) fn ok_of(&self, ambit: &Path, args: &[&str]) {
         let manifests = self.manifests.path().to_str().unwrap();
         let output = Command::new(ambit)
@@ -146,7 +146,7 @@ impl Lab {
         self.ok(&[&["up", "MANIFESTS", "--no-mesh"], args].concat())
     }
 
-    /// Runs a command in a pod, and returns exit code and output.
+    /// Runs a command in a pod, and returns its exit code and trimmed standard output.
     pub(crate) fn exec(&self, pod: &str, command: &[&str]) -> (i32, String) {
         let output = self.run(&[&["exec", pod, "--"], command].concat());
         (
@@ -155,7 +155,7 @@ impl Lab {
         )
     }
 
-    /// Waits until `is_reached` accepts the output of `status`.
+    /// Waits until `is_reached` accepts the output of `ambit lab status`.
     pub(crate) fn wait_for(&self, what: &str, is_reached: impl Fn(&str) -> bool) {
         let deadline = Instant::now() + TIMEOUT;
         loop {
@@ -176,7 +176,7 @@ impl Lab {
         fs::read_to_string(self.state().join("lab.log")).unwrap_or_default()
     }
 
-    /// Returns the lab's first process, as seen from outside.
+    /// Returns the process id of the lab's init process, in the test's own PID namespace.
     pub(crate) fn first_process(&self) -> i32 {
         fs::read_to_string(self.state().join("pid"))
             .unwrap()
@@ -185,7 +185,7 @@ impl Lab {
             .unwrap()
     }
 
-    /// Returns all processes of the lab.
+    /// Returns the ids of all processes in the lab's PID namespace.
     pub(crate) fn processes(&self) -> BTreeSet<i32> {
         let ns = namespace(self.first_process()).unwrap();
         all_processes()
@@ -222,7 +222,7 @@ pub(crate) fn wait_until_gone(processes: &BTreeSet<i32>) {
     });
 }
 
-/// Waits until `condition` holds.
+/// Waits until `condition` holds, and panics after [`TIMEOUT`].
 pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
     while !condition() {
@@ -231,7 +231,7 @@ pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Whether a process is alive. A zombie is not: its namespaces and files are gone.
+/// Whether a process is running. A zombie is not: its namespaces and files are released.
 fn is_alive(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
     stat.is_ok_and(|stat| {
@@ -248,7 +248,7 @@ pub(crate) fn kill(pid: i32) {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 }
 
-/// A pod that runs a command.
+/// Formats the manifest of a pod that runs a command.
 pub(crate) fn pod(name: &str, command: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: test, labels: {{app: {name}}}}}\n\
@@ -256,7 +256,7 @@ pub(crate) fn pod(name: &str, command: &str) -> String {
     )
 }
 
-/// Returns a Service for the pod of the same name.
+/// Formats the manifest of a Service for the pod of the same name.
 pub(crate) fn service(name: &str, extra: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: test}}\n\

@@ -1,5 +1,5 @@
-//! What a Gateway makes in a lab, with a stand-in for the waypoint's program: it checks its arguments and reports that
-//! it is ready.
+//! Tests of the waypoints that Gateways create in a lab, with a stand-in for `ambit-waypoint`: it checks its
+//! environment and reports that it is ready.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ echo "$* of $GATEWAY_NAME, account $SERVICE_ACCOUNT, control plane $XDS_ADDRESS"
 exec ambit-lab-tool serve --port 15021 --name "$GATEWAY_NAME"
 "#;
 
-/// Returns a directory with the mesh's programs and the stand-in.
+/// Creates a directory with links to the mesh's programs, and with the stand-in as `ambit-waypoint`.
 fn programs() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -50,7 +50,7 @@ fn gateway(annotations: &str) -> String {
     )
 }
 
-/// A mesh namespace: the waypoint's pod stays out of the mesh by itself.
+/// Manifest of a namespace in the mesh; the waypoint's own pod is not captured.
 const NAMESPACE: &str = "apiVersion: v1\nkind: Namespace\n\
                          metadata: {name: test, labels: {istio.io/dataplane-mode: ambient}}\n";
 

@@ -1,4 +1,4 @@
-//! Reports of files and of clusters, with unreadable parts.
+//! Tests of `ambit check --from istio` with files and with clusters, including parts that cannot be read.
 
 use std::path::PathBuf;
 
@@ -118,7 +118,7 @@ fn definition(group: &str, kind: &str, plural: &str, versions: &[&str]) -> Value
     })
 }
 
-/// API server with definitions of followed, unfollowed and unknown kinds.
+/// Creates an API server with CRDs of kinds that Ambit reads, that it does not read, and that it does not know.
 fn server() -> ApiServer {
     let server = ApiServer::start();
     let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";

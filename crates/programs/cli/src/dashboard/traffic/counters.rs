@@ -1,5 +1,5 @@
-//! Counts of one edge in the last half minute by the kind of reporter: client, server and waypoint report the same
-//! traffic, which is shown once.
+//! Counters of one edge over the last half minute, by the kind of reporter: client, server and waypoint report the same
+//! traffic, and the page shows it once.
 
 use std::time::Duration;
 
@@ -8,58 +8,58 @@ use serde::Serialize;
 
 use super::Transport;
 
-/// Time window of rates.
+/// Length of the sliding window from which rates are computed.
 pub(super) const WINDOW: Duration = Duration::from_secs(30);
 const SLICES: usize = 10;
 const SLICE: Duration = Duration::from_secs(3);
-/// Number of buckets of the latency histogram. Each bound is twice the previous one, from a quarter of a millisecond.
+/// Number of buckets of the latency histogram. Each upper bound is twice the previous one; the first is 0.25 ms.
 const BUCKETS: usize = 20;
 const FIRST_STEP_MS: f64 = 0.25;
 
-/// Counts of a time slice by one kind of reporter.
+/// Counters of one time slice, from reporters of one kind.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counters {
     opened: u64,
     requests: u64,
-    /// Requests with a status of 500 or above, or without a response.
+    /// Number of requests with a status of 500 or above, or without a response.
     errors: u64,
     refused: u64,
     failed: u64,
     encrypted: u64,
     plaintext: u64,
-    /// Histogram of request durations, or of connection set-up times without requests.
+    /// Histogram of request durations; `openings` is that of connection set-up times.
     latencies: [u32; BUCKETS],
     openings: [u32; BUCKETS],
 }
 
-/// Counts of the last half minute.
+/// Sliding window over one edge's counters.
 #[derive(Debug)]
 pub(super) struct Window {
     slices: [[Counters; 3]; SLICES],
-    /// Number of the current slice: time divided by [`SLICE`].
+    /// Number of the current time slice: time since the start divided by [`SLICE`].
     current: u64,
     since: Duration,
 }
 
-/// Rates, latencies and transport of a window.
+/// Rates, latencies and transport of one edge within the window.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Rates {
-    /// Opened connections per second.
+    /// Connections opened per second.
     pub(super) connections: f64,
-    /// Requests per second, where a waypoint observes them.
+    /// Requests per second; 0 if no waypoint reports them.
     pub(super) requests: f64,
     /// Failed requests or connections per second.
     pub(super) errors: f64,
-    /// Rejected requests per second.
+    /// Rejected requests and connections per second.
     pub(super) refused: f64,
     /// Median latency of requests, or of connection set-ups without requests, in milliseconds.
     pub(super) p50_ms: Option<f64>,
     /// 99th percentile of the latency in milliseconds.
     pub(super) p99_ms: Option<f64>,
-    /// Reports of encrypted transport.
+    /// Number of reported connections and requests over HBONE.
     pub(super) encrypted: u64,
-    /// Reports of plaintext.
+    /// Number of reported connections and requests in plaintext.
     pub(super) plaintext: u64,
 }
 
@@ -88,7 +88,7 @@ impl Window {
         }
     }
 
-    /// Empties the slices between the current one and `to`.
+    /// Advances the window to the time slice `to`, and clears the slices in between.
     fn advance(&mut self, to: u64) {
         let passed = to.saturating_sub(self.current).min(SLICES as u64);
         for step in 1..=passed {
@@ -194,7 +194,7 @@ fn step(steps: &mut [u32; BUCKETS], ms: f64) {
     }
 }
 
-/// Upper bound of the bucket that contains a quantile.
+/// Returns the upper bound, in milliseconds, of the histogram bucket that contains a quantile; `None` without samples.
 fn quantile(steps: &[u32; BUCKETS], share: f64) -> Option<f64> {
     let total: f64 = steps.iter().map(|count| f64::from(*count)).sum();
     if total == 0.0 {

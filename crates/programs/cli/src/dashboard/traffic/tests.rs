@@ -1,4 +1,4 @@
-//! Edges and events made from flow events, and their bounds.
+//! Tests of the edges and events aggregated from flow events, and of their limits.
 
 use ambit_flow::{Event, Refusal, Reporter, RequestSummary, ServiceName};
 use serde_json::{Value, json};

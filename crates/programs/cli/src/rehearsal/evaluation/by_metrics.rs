@@ -1,5 +1,4 @@
-//! Decisions of policies about calls that only metrics record. Where ports, paths or addresses matter, they are
-//! undecided.
+//! Decisions about calls that only metrics record. If ports, paths or addresses matter, the result is undecided.
 
 use std::{
     collections::BTreeSet,
@@ -19,7 +18,7 @@ use crate::rehearsal::{
     readings::Knowledge,
 };
 
-/// Caller, callee and observer, which metrics and logs both have.
+/// Caller, server and observing proxy of a call, by which counted calls are matched with log lines.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Pair {
     is_at_waypoint: bool,
@@ -29,19 +28,19 @@ pub(super) struct Pair {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Caller {
-    /// Caller with a proved identity.
+    /// Caller with a verified SPIFFE identity.
     Proved(String),
-    /// Workload identified by its name.
+    /// Plaintext caller that is a known workload, `namespace/name`.
     Named(String),
-    /// Caller that the metrics or the line record as unknown.
+    /// Plaintext caller that is no known workload.
     Unknown,
-    /// Caller that metrics do not record, since they have another label or none.
+    /// Caller that the metrics do not have, since a Telemetry removed or changed the label.
     Unlabeled,
 }
 
 impl Pair {
-    /// Whether log lines of these parties cover counters of `other`. Proxies resolve an address while its first
-    /// requests pass, and count these as unknown; lines have the address.
+    /// Whether calls of this pair in log lines may be among the `counted` ones. Proxies count the first calls of an
+    /// address as from an unknown caller until they have resolved it; log lines have the address.
     pub(super) fn covers(&self, counted: &Self) -> bool {
         let may_be = match counted.from {
             Caller::Unknown => !matches!(self.from, Caller::Proved(_)),
@@ -53,11 +52,11 @@ impl Pair {
     }
 }
 
-/// Placeholder for an unrecorded address.
+/// Placeholder for an address that metrics do not have.
 const NO_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 impl Mesh {
-    /// Returns the parties of a log line or an open connection.
+    /// Returns caller and server of a log line or an open connection; `None` if the server is unknown.
     pub(super) fn pair_of_seen(&self, seen: &ObservedCall) -> Option<Pair> {
         let is_at_waypoint = seen.at != Observer::Pod;
         let caller = self.pod(seen.from.ip());
@@ -81,7 +80,7 @@ impl Mesh {
         })
     }
 
-    /// Returns the pair of workloads of a counted call.
+    /// Returns caller and server of counted calls; `None` if the server is unknown.
     pub(super) fn pair_of_counted(counted: &CountedCalls) -> Option<Pair> {
         let is_at_waypoint = counted.at != Counter::Pod;
         let of = |(namespace, name): &(String, String)| format!("{namespace}/{name}");
@@ -122,7 +121,7 @@ impl Mesh {
         }
     }
 
-    /// Returns the pods of a workload, sorted by address.
+    /// Returns the pods of a workload (namespace, name), sorted by uid.
     fn pods_of(&self, workload: Option<&(String, String)>) -> Vec<&Workload> {
         let Some((namespace, name)) = workload else {
             return Vec::new();

@@ -1,9 +1,9 @@
-//! Rehearsals without access logs: with open connections, and with metrics.
+//! Tests of rehearsals without access logs: with open connections, and with metrics.
 
 use super::*;
 use crate::rehearsal::{counted, counted::CountedCalls};
 
-/// Formats a series of a proxy in exposition format.
+/// Formats a series of a proxy's metrics in Prometheus text format.
 fn series(family: &str, reporter: &str, labels: &[(&str, &str)], times: usize) -> String {
     let all = [
         ("source_workload", "front"),

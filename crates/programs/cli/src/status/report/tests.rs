@@ -1,4 +1,4 @@
-//! Reports of healthy and failing meshes.
+//! Tests of status reports for healthy and failing meshes.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -64,7 +64,7 @@ fn healthy() -> Responses {
     }
 }
 
-/// A mesh with a waypoint of one pod.
+/// Returns the responses of a mesh with one waypoint that has these pods.
 fn with_waypoint(pods: Vec<PodResponse<ProxyDump>>) -> Responses {
     let mut gathered = healthy();
     let streams = json!([

@@ -1,4 +1,4 @@
-//! Suggested policies for flows and manifests.
+//! Tests of the policies suggested for flow events and manifests.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Policies that a waypoint makes ineffective, and their migration.
+//! Tests of the policies that a waypoint makes ineffective, and of their migration.
 
 use serde_json::json;
 

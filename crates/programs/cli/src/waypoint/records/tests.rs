@@ -1,8 +1,8 @@
-//! Tables of a dump.
+//! Tests of the tables made from a waypoint's dump.
 
 use super::*;
 
-/// Dump of a waypoint with each kind of record.
+/// Returns a waypoint's `/config_dump` with each kind of record.
 fn dump() -> Value {
     json!({
         "workloads": [

@@ -1,4 +1,4 @@
-//! Objects of our own kinds that rules of routes name in filters of the type `ExtensionRef`.
+//! Objects of Ambit's own kinds that routes name in filters of the type `ExtensionRef`.
 
 use ambit_k8s_api::ObjectKey;
 
@@ -10,13 +10,13 @@ use crate::{
     view::MeshView,
 };
 
-/// Marks the objects that depend on an extension.
+/// Marks such an object, and the routes that name it.
 pub(crate) fn mark(index: &mut Index, key: &ObjectKey) {
     index.mark(key.clone());
     index.mark_leading_to(key);
 }
 
-/// Returns the state of an extension: the routes that name it.
+/// Returns the state of such an object: the routes that name it.
 pub(crate) fn standing(view: &MeshView, key: &ObjectKey) -> Standing {
     let routes: Vec<String> = view
         .references

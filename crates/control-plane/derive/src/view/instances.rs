@@ -6,11 +6,10 @@
 //! - The label alone can be set by every user who may create a pod in the namespace. The waypoint's Service selects by
 //!   it, so such a pod would receive requests, and clients would refuse its identity each time. Such a pod is not an
 //!   endpoint here, and is attached to waypoints like any other pod.
-//!
 //! - The service account alone is the waypoint's identity: no proxy could tell the pod from the waypoint. Such a pod is
 //!   not an endpoint, is attached to waypoints like any other pod, and the Gateway's status names it. The certificate
-//!   authority signs for the account only if a pod with both asks for itself, and xDS serves no other pod of the account:
-//!   the node proxy can neither open nor accept a tunnel for it.
+//!   authority signs for the account only if a pod with both asks for itself, and xDS serves no other pod of the
+//!   account: the node proxy can neither open nor accept a tunnel for it.
 //!
 //! A user who may create pods with both controls the waypoint, without a visible difference: the permission covers the
 //! namespace's traffic, as it covers its Secrets.

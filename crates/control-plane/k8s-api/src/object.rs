@@ -133,17 +133,17 @@ macro_rules! kinds {
         pub enum Object { $(#[doc = $doc] $kind(Arc<$kind>),)* }
 
         impl Object {
-            /// Kind of the object.
+            /// Returns the kind of the object.
             pub fn kind(&self) -> Kind {
                 match self { $(Self::$kind(_) => Kind::$kind,)* }
             }
 
-            /// Metadata of the object.
+            /// Returns the metadata of the object.
             pub fn metadata(&self) -> &ObjectMeta {
                 match self { $(Self::$kind(object) => &object.metadata,)* }
             }
 
-            /// Status of the object.
+            /// Returns the status of the object.
             pub fn status(&self) -> &dyn Status {
                 match self { $(Self::$kind(object) => &**object,)* }
             }

@@ -10,13 +10,13 @@ use crate::{
     view::MeshView,
 };
 
-/// Marks such an object, and the routes that name it.
+/// Marks an object of Ambit's own kinds, and the routes that name it in a filter.
 pub(crate) fn mark(index: &mut Index, key: &ObjectKey) {
     index.mark(key.clone());
     index.mark_leading_to(key);
 }
 
-/// Returns the state of such an object: the routes that name it.
+/// Returns the state of an object of Ambit's own kinds: the routes that name it in a filter.
 pub(crate) fn standing(view: &MeshView, key: &ObjectKey) -> Standing {
     let routes: Vec<String> = view
         .references

@@ -44,7 +44,7 @@ pub(crate) struct GatewayInput {
     pub(crate) created: String,
     /// Traffic that the waypoint serves, by the label `istio.io/waypoint-for`; `None` if the label is unset.
     pub(crate) serves: Option<Serves>,
-    /// Service account whose pods are the only workloads that the waypoint serves, if the annotation names one.
+    /// Service account whose pods the Gateway attaches without labels, instead of all pods of its namespace.
     pub(crate) account: Option<ArcStr>,
     pub(crate) consent: Consent,
     /// Address in the Gateway's status, for Gateways of other controllers. Our waypoints are reached by the name of

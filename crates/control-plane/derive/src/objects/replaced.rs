@@ -47,7 +47,7 @@ pub(crate) fn verdict<'a>(
     })
 }
 
-/// Parses that condition in the status of a Gateway: objects and the waypoints that they keep. Entries that cannot be
+/// Parses the condition `Replaces` in a Gateway's status: objects and the waypoints that they keep. Entries that cannot be
 /// parsed are skipped.
 pub(crate) fn read(status: &Value) -> BTreeMap<ObjectKey, GatewayName> {
     let text = |one: &Value, field: &str| Some(one.get(field)?.as_str()?.to_owned());

@@ -230,7 +230,7 @@ fn url(url: &str) -> Result<ArcStr, String> {
     Ok(arcstr::format!("{scheme}://{rest}"))
 }
 
-/// Whether an image has the tag `latest` or none, so that its content can change.
+/// Whether an image has no digest, and the tag `latest` or none, so that its content can change.
 fn is_latest(url: &str) -> bool {
     let Some(image) = url.strip_prefix("oci://") else {
         return false;

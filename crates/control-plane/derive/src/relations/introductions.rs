@@ -37,7 +37,7 @@ pub(crate) enum Strictness {
 pub(crate) struct Introductions {
     /// UIDs of Gateways whose waypoints have been ready.
     introduced: BTreeMap<GatewayName, String>,
-    /// UIDs of the other Gateways, with the decision on each waypoint.
+    /// UIDs of Gateways whose waypoints have never been ready, with the decision on each.
     pub(crate) pending: BTreeMap<GatewayName, (String, Introduction)>,
     /// Previous waypoints that objects keep using, by the object whose label names a waypoint that has never been
     /// ready.
@@ -82,7 +82,7 @@ impl Introductions {
         }
     }
 
-    /// Returns the decision on a waypoint that has never been ready; `None` if it has been ready.
+    /// Returns the decision on a waypoint that has never been ready; `None` if it has been, or there is no such Gateway.
     pub(crate) fn pending(&self, name: &GatewayName) -> Option<Introduction> {
         self.pending.get(name).map(|(_, decision)| *decision)
     }

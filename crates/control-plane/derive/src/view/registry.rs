@@ -21,19 +21,19 @@ pub struct RegisteredService {
     pub name: ArcStr,
     /// Namespace of the Service or ServiceEntry.
     pub namespace: ArcStr,
-    /// Whether it is a Kubernetes Service rather than a host of a ServiceEntry.
+    /// Whether the service is a Kubernetes Service rather than a host of a ServiceEntry.
     pub is_kubernetes: bool,
-    /// Whether it is visible in all namespaces rather than only in its own.
+    /// Whether the service is visible in all namespaces rather than only in its own.
     pub is_public: bool,
     /// Virtual addresses of the service.
     pub addresses: Vec<IpAddr>,
     /// Ports, in the order of the object.
     pub ports: Vec<RegisteredPort>,
-    /// Label selector of its pods.
+    /// Label selector of the service's pods.
     pub selector: Option<Labels>,
-    /// How proxies find its endpoints.
+    /// How proxies find the service's endpoints.
     pub resolution: Resolution,
-    /// Whether it is outside the mesh (`MESH_EXTERNAL`).
+    /// Whether the service is outside the mesh (`MESH_EXTERNAL`).
     pub is_external: bool,
     /// Creation time of the object, see [`ambit_k8s_api::created`].
     pub created: String,
@@ -46,7 +46,7 @@ pub struct RegisteredPort {
     pub name: String,
     /// Number of the service port.
     pub number: u16,
-    /// Whether its transport protocol is TCP.
+    /// Whether the port's transport protocol is TCP.
     pub is_tcp: bool,
     /// Application protocol that the port declares.
     pub app_protocol: AppProtocol,

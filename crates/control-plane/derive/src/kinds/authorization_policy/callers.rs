@@ -18,7 +18,8 @@ use crate::{
     view::MeshView,
 };
 
-/// Builds the note on such a policy if it applies to pods behind waypoints that it does not name.
+/// Builds the note on a layer 4 policy that compares the client's identity, if it applies to pods behind waypoints that
+/// it does not consider.
 pub(crate) fn note(view: &MeshView, input: &PolicyInput) -> Option<Note> {
     let field = input.callers.as_deref()?;
     let policy = input.sent.as_ref()?;
@@ -35,7 +36,8 @@ pub(crate) fn note(view: &MeshView, input: &PolicyInput) -> Option<Note> {
     Some(Note::new(field, message))
 }
 
-/// Builds the note on a waypoint's Gateway about such policies on the pods behind the waypoint.
+/// Builds the note on a waypoint's Gateway about layer 4 policies that compare the client's identity, on the pods behind
+/// the waypoint.
 pub(crate) fn gateway_note(view: &MeshView, gateway: &GatewayName) -> Option<Note> {
     let mut found = BTreeSet::new();
     let mut check = |namespace: &str, name: Option<&str>, scope: Scope| {

@@ -16,7 +16,7 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// MeshConfig fields of the two kinds of authorization providers.
+/// MeshConfig field of authorization providers that check over gRPC.
 pub(crate) const GRPC: &str = "envoyExtAuthzGrpc";
 pub(crate) const HTTP: &str = "envoyExtAuthzHttp";
 

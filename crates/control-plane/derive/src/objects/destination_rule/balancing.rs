@@ -21,7 +21,7 @@ use crate::{
 const BALANCE_FACTOR: &str = "ambit.io/hash-balance-factor";
 /// Maximum size of a Maglev table, as in Istio.
 const LARGEST_TABLE: i64 = 5_000_011;
-/// Default number of points on a hash ring, and default size of a Maglev table.
+/// Default number of points on a hash ring.
 const POINTS: u32 = 1024;
 const TABLE: u32 = 65_537;
 

@@ -28,7 +28,7 @@ const MOST_REQUESTS: u32 = 1_000_000_000;
 /// Maximum period of a limit (`per`).
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 const MAX_TIMEOUT: Duration = Duration::from_secs(10);
-/// Default and maximum number of buckets.
+/// Default number of buckets of a limit.
 const BUCKETS: i64 = 10_000;
 const MOST_BUCKETS: u32 = 1_000_000;
 /// Default timeout of a call to the rate-limit service, as in Envoy.

@@ -9,16 +9,16 @@ use ambit_model::ArcStr;
 pub(crate) struct HostScope {
     /// Full host names in lower case.
     pub(crate) hosts: Vec<ArcStr>,
-    /// Namespaces whose waypoints and clients it applies to (`exportTo`); `None` for all.
+    /// Namespaces whose waypoints and clients the VirtualService applies to (`exportTo`); `None` for all.
     pub(crate) exported: Option<BTreeSet<ArcStr>>,
-    /// Whether it applies to clients in the mesh (the gateway `mesh`), and not to gateways alone.
+    /// Whether the VirtualService applies to clients in the mesh (the gateway `mesh`), and not to gateways alone.
     pub(crate) is_for_mesh: bool,
-    /// Whether one of its rules matches all requests, so that none falls through to another VirtualService.
+    /// Whether one of the VirtualService's rules matches all requests, so that none falls through to another VirtualService.
     pub(crate) has_catch_all: bool,
 }
 
 impl HostScope {
-    /// Returns the hosts whose requests it routes.
+    /// Returns the hosts whose requests the VirtualService routes.
     pub(crate) fn hosts(&self) -> impl Iterator<Item = &ArcStr> {
         self.hosts.iter().filter(|_| self.is_for_mesh)
     }

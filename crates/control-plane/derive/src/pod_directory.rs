@@ -1,5 +1,5 @@
-//! Directory of running pods: the certificate authority and xDS check by it which identities a node's proxy may use, and
-//! readers of flow events find the proxies in it.
+//! Directory of running pods: the certificate authority and xDS check by it which identities a node's proxy may use,
+//! and readers of flow events find the proxies in it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

@@ -49,8 +49,8 @@ pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 pub const TRAFFIC_DISTRIBUTION: &str = "networking.istio.io/traffic-distribution";
 /// Annotation of an AuthorizationPolicy: log only.
 pub const DRY_RUN: &str = "istio.io/dry-run";
-/// Annotation of an AuthorizationPolicy with `targetRefs`: name of the layer 4 policy, in the same namespace, that it is
-/// the waypoint's copy of.
+/// Annotation of an AuthorizationPolicy with `targetRefs`: name of the layer 4 policy, in the same namespace, that it
+/// is the waypoint's copy of.
 pub const MIGRATED_FROM: &str = "ambit.io/migrated-from";
 /// Label of a ServiceEntry: `false` disables the allocation of addresses.
 pub const AUTO_ALLOCATE_IP: &str = "networking.istio.io/enable-autoallocate-ip";
@@ -76,7 +76,8 @@ pub const PART_OF: &str = "app.kubernetes.io/part-of";
 /// Label of a Gateway or GatewayClass: destinations that the waypoint serves, `service`,
 /// `workload`, `all` or `none`.
 pub const WAYPOINT_FOR: &str = "istio.io/waypoint-for";
-/// Annotation of a Gateway: service account whose pods it attaches without labels, instead of all pods of its namespace.
+/// Annotation of a Gateway: service account whose pods it attaches without labels, instead of all pods of its
+/// namespace.
 pub const FOR_SERVICE_ACCOUNT: &str = "istio.io/for-service-account";
 /// Annotation of a Gateway: whether requests to applications contain the client's identity in
 /// `x-forwarded-client-cert`.

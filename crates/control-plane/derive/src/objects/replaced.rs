@@ -47,8 +47,8 @@ pub(crate) fn verdict<'a>(
     })
 }
 
-/// Parses the condition `Replaces` in a Gateway's status: objects and the waypoints that they keep. Entries that cannot be
-/// parsed are skipped.
+/// Parses the condition `Replaces` in a Gateway's status: objects and the waypoints that they keep. Entries that cannot
+/// be parsed are skipped.
 pub(crate) fn read(status: &Value) -> BTreeMap<ObjectKey, GatewayName> {
     let text = |one: &Value, field: &str| Some(one.get(field)?.as_str()?.to_owned());
     let conditions = conditions(status).into_iter();

@@ -82,7 +82,8 @@ impl Introductions {
         }
     }
 
-    /// Returns the decision on a waypoint that has never been ready; `None` if it has been, or there is no such Gateway.
+    /// Returns the decision on a waypoint that has never been ready; `None` if it has been, or there is no such
+    /// Gateway.
     pub(crate) fn pending(&self, name: &GatewayName) -> Option<Introduction> {
         self.pending.get(name).map(|(_, decision)| *decision)
     }

@@ -36,8 +36,8 @@ pub(crate) fn note(view: &MeshView, input: &PolicyInput) -> Option<Note> {
     Some(Note::new(field, message))
 }
 
-/// Builds the note on a waypoint's Gateway about layer 4 policies that compare the client's identity, on the pods behind
-/// the waypoint.
+/// Builds the note on a waypoint's Gateway about layer 4 policies that compare the client's identity, on the pods
+/// behind the waypoint.
 pub(crate) fn gateway_note(view: &MeshView, gateway: &GatewayName) -> Option<Note> {
     let mut found = BTreeSet::new();
     let mut check = |namespace: &str, name: Option<&str>, scope: Scope| {

@@ -13,7 +13,8 @@ pub(crate) struct HostScope {
     pub(crate) exported: Option<BTreeSet<ArcStr>>,
     /// Whether the VirtualService applies to clients in the mesh (the gateway `mesh`), and not to gateways alone.
     pub(crate) is_for_mesh: bool,
-    /// Whether one of the VirtualService's rules matches all requests, so that none falls through to another VirtualService.
+    /// Whether one of the VirtualService's rules matches all requests, so that none falls through to another
+    /// VirtualService.
     pub(crate) has_catch_all: bool,
 }
 

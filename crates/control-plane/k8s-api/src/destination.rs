@@ -91,7 +91,7 @@ settings! {
         maglev: Option<Maglev>,
         minimum_ring_size: Option<i64>,
     }
-    /// Cookie whose value is hashed; it is generated if a request lacks it.
+    /// Cookie whose value is hashed.
     HashCookie {
         name: String,
         path: Option<String>,

@@ -76,7 +76,7 @@ pub(crate) struct PodInput {
     pub(crate) service_account: ArcStr,
     pub(crate) terminated: bool,
     pub(crate) ready: bool,
-    /// Whether the pod is terminating and still ready, so that it can finish its open connections.
+    /// Whether the pod is terminating and still reports that it is ready.
     pub(crate) serves_on: bool,
     pub(crate) host_network: bool,
     pub(crate) has_sidecar: bool,

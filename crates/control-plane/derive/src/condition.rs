@@ -1,4 +1,4 @@
-//! Desired conditions of an object. Published conditions are never read here: the writer compares.
+//! Desired status conditions of objects. Published conditions are not read here: the status writer compares.
 
 use std::collections::BTreeMap;
 
@@ -6,73 +6,73 @@ use serde_json::Value;
 
 use crate::problem::{Problem, Severity};
 
-/// Longest message, in characters: a status is no log.
+/// Maximum length of a condition's message, in characters.
 pub(crate) const MAX_MESSAGE_CHARS: usize = 1000;
 
-/// A type of condition, as objects of some kind have it.
+/// Type of status condition on objects of some kind.
 #[derive(Clone, Copy, Debug)]
 pub struct ConditionType {
     /// `type` of the condition.
     pub name: &'static str,
-    /// The field manager that it is written under.
+    /// Field manager of server-side apply that writes the condition.
     pub manager: &'static str,
-    /// Verdict on an object; the condition is removed if `None`.
+    /// Builds the content of the condition for an object; `None` removes the condition.
     pub verdict: fn(&Subject<'_>) -> Option<Verdict>,
-    /// Whether it reports problems, so that they need no event of their own.
+    /// Whether the condition reports the object's problems, so that they need no Kubernetes event.
     pub reports_problems: bool,
-    /// Whether it depends on [`Subject::standing`].
+    /// Whether the condition depends on [`Subject::standing`].
     pub needs_standing: bool,
 }
 
-/// Parts of objects that have conditions of their own: a list in the status.
+/// List in the status whose entries have their own conditions, such as `parents` of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartsType {
-    /// Field of the status.
+    /// Name of the list in the status.
     pub list: &'static str,
-    /// The field manager that it is written under.
+    /// Field manager of server-side apply that writes the list.
     pub manager: &'static str,
-    /// Whether parts of other controllers stand in it, too.
+    /// Whether other controllers write entries to the same list.
     pub is_shared: bool,
 }
 
-/// State of an object that depends on other objects.
+/// State of an object as far as it depends on other objects, in the form of status conditions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Standing {
-    /// Of its waypoint.
+    /// Condition on the waypoints that an object has, or that apply it.
     pub verdict: Option<Verdict>,
-    /// Of its parts.
+    /// Entries of the list in the status, with their conditions.
     pub parts: Vec<Part>,
-    /// Of a Gateway: whether its waypoint has been ready.
+    /// Condition of a Gateway: whether its waypoint has been ready.
     pub introduction: Option<Verdict>,
-    /// Of a Gateway: which objects keep another waypoint until its own has been ready.
+    /// Condition of a Gateway: which objects keep another waypoint until the Gateway's has been ready.
     pub replaces: Option<Verdict>,
 }
 
-/// One part and its conditions.
+/// Entry of a list in the status, with its conditions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
-    /// The fields that tell it from others.
+    /// Fields that identify the entry in the list.
     pub identity: BTreeMap<&'static str, Value>,
     /// Further fields of the entry.
     pub fields: BTreeMap<&'static str, Value>,
-    /// Its conditions, by type.
+    /// Conditions of the entry, by type.
     pub conditions: Vec<(&'static str, Verdict)>,
 }
 
-/// An object and its problems, for conditions.
+/// Object that conditions are computed for, with its problems and its state.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
     /// Problems of the object.
     pub problems: &'a [Problem],
-    /// Of a policy: whether any of it is in force.
+    /// Whether any rule of a policy is in effect.
     pub in_force: bool,
-    /// Whether it is attached to other objects, of which waypoints take care.
+    /// Whether the object has `targetRefs`, so that waypoints enforce it.
     pub is_attached: bool,
-    /// State of the object that depends on others.
+    /// State of the object as far as it depends on other objects.
     pub standing: Option<&'a Standing>,
 }
 
-/// Whether node proxies enforce a policy.
+/// Condition on whether node proxies enforce a policy.
 pub(crate) const ACCEPTED: ConditionType = ConditionType {
     name: "ZtunnelAccepted",
     manager: "istio-ambient-ztunnel-policy",
@@ -81,7 +81,7 @@ pub(crate) const ACCEPTED: ConditionType = ConditionType {
     needs_standing: false,
 };
 
-/// Whether a waypoint enforces a policy.
+/// Condition on whether a waypoint enforces a policy.
 pub(crate) const WAYPOINT_ACCEPTED: ConditionType = ConditionType {
     name: "WaypointAccepted",
     manager: "istio-ambient-waypoint-policy",
@@ -90,25 +90,25 @@ pub(crate) const WAYPOINT_ACCEPTED: ConditionType = ConditionType {
     needs_standing: true,
 };
 
-/// Whether waypoints apply an object's authentication.
+/// Condition on whether waypoints enforce a RequestAuthentication.
 pub(crate) const AUTHENTICATION_ACCEPTED: ConditionType = ConditionType {
     verdict: with_problems,
     ..WAYPOINT_ACCEPTED
 };
-/// Whether waypoints run a plugin.
+/// Condition on whether waypoints run a WasmPlugin.
 pub(crate) const PLUGIN_ACCEPTED: ConditionType = ConditionType {
     manager: "ambit-wasm-plugin",
     verdict: with_problems,
     ..WAYPOINT_ACCEPTED
 };
 
-/// Whether waypoints apply an object's rate limits.
+/// Condition on whether waypoints enforce a RateLimit.
 pub(crate) const LIMIT_ACCEPTED: ConditionType = ConditionType {
     manager: "ambit-rate-limit",
     ..PLUGIN_ACCEPTED
 };
 
-/// Whether the waypoint of a service is there.
+/// Condition on the waypoint that a service is attached to.
 pub(crate) const BOUND: ConditionType = ConditionType {
     name: "istio.io/WaypointBound",
     manager: "istio-ambient-service",
@@ -117,13 +117,13 @@ pub(crate) const BOUND: ConditionType = ConditionType {
     needs_standing: true,
 };
 
-/// The same of a workload entry.
+/// Condition on the waypoint that a WorkloadEntry is attached to.
 pub(crate) const BOUND_ENTRY: ConditionType = ConditionType {
     manager: "istio-ambient-workloadentry",
     ..BOUND
 };
 
-/// Whether an entry is used as it is written.
+/// Condition on parts of a ServiceEntry or WorkloadEntry that have no effect; absent if there are none.
 pub(crate) const USED: ConditionType = ConditionType {
     name: "ambit.io/Used",
     manager: "ambit-entry",
@@ -132,7 +132,7 @@ pub(crate) const USED: ConditionType = ConditionType {
     needs_standing: false,
 };
 
-/// Which waypoints follow a destination rule.
+/// Condition that lists the waypoints that apply a DestinationRule.
 pub(crate) const RULE_USED: ConditionType = ConditionType {
     manager: "ambit-destination-rule",
     verdict: with_problems,
@@ -140,24 +140,25 @@ pub(crate) const RULE_USED: ConditionType = ConditionType {
     ..USED
 };
 
-/// Which waypoints follow a VirtualService.
+/// Condition that lists the waypoints that apply a VirtualService.
 pub(crate) const VIRTUAL_SERVICE_USED: ConditionType = ConditionType {
     manager: "ambit-virtual-service",
     ..RULE_USED
 };
 
-/// Which routes inject a fault.
+/// Condition that lists the routes that name an HTTPFault.
 pub(crate) const FAULT_USED: ConditionType = ConditionType {
     manager: "ambit-http-fault",
     ..RULE_USED
 };
-/// Waypoints that apply a Telemetry.
+/// Condition that lists the waypoints that apply a Telemetry object.
 pub(crate) const TELEMETRY_USED: ConditionType = ConditionType {
     manager: "ambit-telemetry",
     ..RULE_USED
 };
 
-/// Whether all that concerns a waypoint has the effect that one might expect.
+/// Condition that reports problems of a waypoint: of its Gateway, of its pods, and of policies without the expected
+/// effect; absent if there are none.
 pub(crate) const EFFECTIVE: ConditionType = ConditionType {
     name: "ambit.io/Effective",
     manager: "ambit-gateway",
@@ -170,7 +171,7 @@ pub(crate) const EFFECTIVE: ConditionType = ConditionType {
     needs_standing: true,
 };
 
-/// Whether a waypoint has been ready since its Gateway exists.
+/// Condition on whether a waypoint has been ready since its Gateway was created.
 pub(crate) const INTRODUCED: ConditionType = ConditionType {
     name: "ambit.io/Introduced",
     manager: "ambit-introduction",
@@ -179,7 +180,8 @@ pub(crate) const INTRODUCED: ConditionType = ConditionType {
     needs_standing: true,
 };
 
-/// Which objects keep another waypoint until the Gateway's has been ready. Later processes read it.
+/// Condition that lists the objects that keep another waypoint until the Gateway's has been ready; later processes read
+/// it.
 pub(crate) const REPLACES: ConditionType = ConditionType {
     name: "ambit.io/Replaces",
     manager: "ambit-replaces",
@@ -188,7 +190,7 @@ pub(crate) const REPLACES: ConditionType = ConditionType {
     needs_standing: true,
 };
 
-/// Contents of a condition.
+/// Content of a status condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// Whether its `status` is `True`.
@@ -197,16 +199,16 @@ pub struct Verdict {
     pub reason: &'static str,
     /// `message` of the condition.
     pub message: String,
-    /// Whether it needs attention.
+    /// Whether the condition reports trouble that needs attention, whatever its status.
     pub is_trouble: bool,
 }
 
-/// Whether, and where, an attached policy is in force.
+/// Builds the condition of a policy that waypoints enforce; `None` without `targetRefs`.
 fn at_waypoints(subject: &Subject<'_>) -> Option<Verdict> {
     subject.is_attached.then(|| with_problems(subject))?
 }
 
-/// State of an object with its problems.
+/// Builds the condition from the object's state and its problems.
 fn with_problems(subject: &Subject<'_>) -> Option<Verdict> {
     let mut problems = subject.problems.iter();
     if problems.any(|problem| problem.severity == Severity::Error) {
@@ -228,7 +230,7 @@ fn with_problems(subject: &Subject<'_>) -> Option<Verdict> {
     Some(verdict)
 }
 
-/// An entry that is used as written has no condition.
+/// Builds the condition from the object's problems; `None` if it has none.
 fn used(subject: &Subject<'_>) -> Option<Verdict> {
     let is_broken = subject
         .problems
@@ -269,7 +271,7 @@ fn policy(subject: &Subject<'_>) -> Verdict {
     }
 }
 
-/// Problems as one text.
+/// Joins the messages of problems to the message of a condition.
 pub fn text(problems: &[Problem]) -> String {
     let one = |problem: &Problem| match problem.field.as_str() {
         "" | "." => problem.message.clone(),

@@ -1,4 +1,4 @@
-//! Settings of the whole mesh, as the command line and the chart give them.
+//! Settings of the whole mesh, from the control plane's command line, which the chart sets.
 
 use ambit_k8s_api::{enablement::Enablement, revisions};
 use ambit_model::{ArcStr, PathNormalization};
@@ -13,98 +13,101 @@ pub struct MeshConfig {
     pub trust_domain: ArcStr,
     /// Domain of Kubernetes services.
     pub cluster_domain: ArcStr,
-    /// Namespace whose policies concern the whole mesh.
+    /// Namespace whose policies apply to the whole mesh.
     pub root_namespace: ArcStr,
-    /// Whether `istio.io/dry-run` policies are sent. Node proxies that do not know the flag enforce
-    /// them, so they are left out otherwise.
+    /// Whether policies with `istio.io/dry-run` are sent to node proxies. Node proxies that do not know the flag would
+    /// enforce them, so they are left out by default.
     pub dry_run_policies: bool,
-    /// Labels that attach pods and services to waypoints.
+    /// Whether pods and services are attached to waypoints by labels alone.
     pub waypoint_attachment: WaypointAttachment,
-    /// Callers that are routed through the waypoints of workloads.
+    /// Clients whose connections to workloads go through the workloads' waypoints.
     pub workload_waypoints: WorkloadWaypoints,
-    /// Treatment of connections whose waypoint cannot be found.
+    /// Treatment of connections to objects whose waypoint cannot be used.
     pub waypoint_missing: WaypointMissing,
-    /// When a waypoint begins to bind what names it.
+    /// Time from which a waypoint binds the objects whose labels name it.
     pub waypoint_binding: WaypointBinding,
-    /// Whether node proxies refuse connections to addresses that nothing in the mesh has.
+    /// Whether node proxies refuse connections to addresses that are not in the mesh's registry (`REGISTRY_ONLY`).
     pub registry_only: bool,
-    /// How waypoints normalize paths.
+    /// Path normalization in waypoints.
     pub path_normalization: PathNormalization,
-    /// How many proxies in front of the mesh add to `x-forwarded-for` and are trusted.
+    /// Number of trusted proxies before the mesh that add to `x-forwarded-for`.
     pub trusted_proxies: u32,
-    /// Whether routes need a grant for backends in other namespaces.
+    /// Whether routes need a `ReferenceGrant` for backends in other namespaces.
     pub reference_grants: ReferenceGrants,
-    /// Requests to which objects attached to services apply.
+    /// Requests that policies attached to services apply to.
     pub service_policy_scope: ServicePolicyScope,
-    /// Whether Secrets with credentials for the modules of plugins are followed.
+    /// Whether the control plane reads Secrets with registry credentials for the images of Wasm plugins.
     pub image_pull_secrets: bool,
-    /// Addresses that waypoints call for what objects name, although they are of a kind that is not called.
+    /// Addresses that waypoints may call on behalf of objects although their kind (such as link-local) is otherwise
+    /// excluded.
     pub allowed_addresses: Vec<IpNet>,
-    /// Revision of this control plane, which reads the MeshConfig of that revision. It knows those of other revisions by
-    /// their Services, and serves their waypoints, too.
+    /// Revision of this control plane, whose MeshConfig it reads. It finds control planes of other revisions by their
+    /// Services, and also serves their waypoints.
     pub revision: ArcStr,
-    /// Which pods the agents capture: node proxies get the certificates of no others.
+    /// Rules by which agents capture pods: node proxies get certificates only for captured pods.
     pub enablement: Enablement,
 }
 
-/// Requests to which objects attached to a Service or ServiceEntry apply (policies, tokens, limits, plugins).
+/// Requests that policies attached to a Service or ServiceEntry apply to (AuthorizationPolicies,
+/// RequestAuthentications, RateLimits, WasmPlugins).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ServicePolicyScope {
-    /// Requests to the service, and to its pods by their own addresses.
+    /// Requests to the service, and to its pods' own addresses.
     #[default]
     Pods,
-    /// Requests to the service alone, as in Istio.
+    /// Requests to the service only, as in Istio.
     Istio,
 }
 
 /// Whether routes need a `ReferenceGrant` for backends in other namespaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReferenceGrants {
-    /// References need a grant, as the Gateway API has it.
+    /// References to other namespaces need a grant, as in the Gateway API.
     #[default]
     Required,
-    /// References need no grant, as in Istio.
+    /// References to other namespaces need no grant, as in Istio.
     Ignored,
 }
 
-/// Labels that attach pods and services to waypoints.
+/// How pods and services are attached to waypoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WaypointAttachment {
-    /// Labels, and where there are none the waypoints themselves: each takes its service account or its
-    /// namespace.
+    /// By labels; without labels by the waypoints of their namespace: to one for the pod's service account, else to one
+    /// for the namespace.
     #[default]
     Seed,
-    /// Labels only, as in Istio.
+    /// By labels only, as in Istio.
     Labels,
 }
 
-/// Callers that are routed through the waypoints of workloads.
+/// Clients whose connections to workloads go through the workloads' waypoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WorkloadWaypoints {
-    /// All callers, by any address.
+    /// All clients, whichever address they connect to.
     #[default]
     Enforced,
-    /// Captured callers that dial the workload's own address, as in Istio. With [`WaypointAttachment::Labels`] alone.
+    /// Captured clients that connect to the workload's own address, as in Istio. Only with
+    /// [`WaypointAttachment::Labels`].
     Istio,
 }
 
-/// Treatment of connections whose waypoint cannot be found.
+/// Treatment of connections to objects whose waypoint cannot be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WaypointMissing {
     /// Connections are refused.
     #[default]
     Refuse,
-    /// Connections pass without a waypoint, as in Istio.
+    /// Connections bypass the waypoint, as in Istio.
     Allow,
 }
 
-/// When a waypoint begins to bind what names it.
+/// Time from which a waypoint binds the objects whose labels name it: their connections go through it or are refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WaypointBinding {
-    /// At once, as in Istio: until it is ready, connections are refused.
+    /// Immediately, as in Istio: connections are refused until the waypoint is ready.
     #[default]
     Strict,
-    /// When it has been ready once, or policies are attached to it or to what it is to serve.
+    /// Once the waypoint has been ready, or as soon as policies are attached to it or to objects that it will serve.
     Ready,
 }
 

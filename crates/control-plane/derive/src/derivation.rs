@@ -1,4 +1,4 @@
-//! Derivation: objects come in, and records, conditions and problems go out, by the table of the kinds.
+//! Derivation: applies changed objects, and renders records, status conditions and problems.
 
 pub(crate) mod apply;
 pub(crate) mod flush;

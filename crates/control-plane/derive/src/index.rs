@@ -1,7 +1,8 @@
-//! The index of the mesh: the view of the objects, their problems and states, the published records, and the makers of
-//! those that must be rendered anew.
+//! Index of the mesh: the objects, their problems and states, the published records, and the stale records that must be
+//! rendered again.
 //!
-//! Marks for changes that concern several kinds are in the files below; those of one kind in that kind's file.
+//! The modules of `index` mark records as stale after changes that affect several kinds of objects; for a single kind,
+//! the kind's own file does.
 
 pub(crate) mod change;
 pub(crate) mod discovery;
@@ -30,16 +31,16 @@ use crate::{
     view::MeshView,
 };
 
-/// Index of the mesh's objects.
+/// Index of the mesh's objects, and of the records rendered from them.
 #[derive(Debug)]
 pub struct Index {
     /// Objects and their relations, from which records are rendered.
     pub(crate) view: MeshView,
     /// Problems, conflicts and states of objects.
     pub(crate) reports: Reports,
-    /// Objects that a substitute replaces, because no usable form of them is known.
+    /// Invalid objects that a substitute replaces, because no valid version of them is known.
     pub(crate) substitutes: BTreeSet<ObjectKey>,
-    /// Makers whose records must be rendered anew.
+    /// Units whose records are stale and must be rendered again.
     pub(crate) stale: BTreeSet<Maker>,
     pub(crate) published: Published,
 }
@@ -77,7 +78,7 @@ impl Index {
         self.reports.take_changed_conflicts()
     }
 
-    /// Whether the problems of an object changed since they were last taken.
+    /// Whether the problems of an object changed since the last call of [`Self::take_changed_problems`].
     pub fn has_new_problems(&self, key: &ObjectKey) -> bool {
         self.reports.has_new_problems(key)
     }
@@ -88,7 +89,8 @@ impl Index {
     }
 
     // === states ===
-    /// Returns the state of an object that depends on others; `None` before it is computed, and for kinds without one.
+    /// Returns the state of an object as far as it depends on other objects; `None` before it is computed, and for
+    /// kinds without one.
     pub fn standing(&self, key: &ObjectKey) -> Option<&Standing> {
         self.reports.standing(key)
     }

@@ -1,4 +1,5 @@
-//! Kinds of objects, one file each: the marks of a change, the records of an object and its conditions.
+//! Kinds of objects, one file each: which records become stale by a change, the records of an object, and its status
+//! conditions.
 
 pub(crate) mod authorization_policy;
 pub(crate) mod backend_tls_policy;

@@ -1,9 +1,9 @@
-//! Labels of objects, and selectors of them.
+//! Labels of objects, and equality-based selectors.
 
 /// Labels of an object.
 pub type Labels = std::collections::BTreeMap<String, String>;
 
-/// Whether `labels` has every pair of `selector`.
+/// Whether `labels` contain every pair of `selector`.
 pub fn selects(selector: &Labels, labels: &Labels) -> bool {
     selector
         .iter()

@@ -1,21 +1,22 @@
-//! From Kubernetes objects to the records of the mesh, and to the desired conditions of objects.
+//! Derivation of the mesh's records, and of objects' desired status conditions, from Kubernetes objects.
 //!
-//! Pure and incremental: [`Index`] is fed with objects, keeps the parsed input of each, and returns the changed records
-//! on [`Index::flush`]. Work follows the change, not the size of the mesh. An object that cannot be used is refused as
-//! a whole, with a [`Problem`] that names the field; its last good version stays in force and nothing else is touched.
+//! Pure and incremental: [`Index`] receives changed objects, stores the parsed form of each, and returns the changed
+//! records on [`Index::flush`]. The work is proportional to the change, not to the size of the mesh. An invalid object
+//! is rejected as a whole, with a [`Problem`] that names the field; its last valid version stays in effect, and other
+//! objects are not affected.
 //!
-//! Layers, each of which knows the ones above it in this list:
+//! Layers, each of which uses only the ones above it in this list:
 //!
-//! - `objects`: the input that is stored of each kind of object, and how it is read;
-//! - `relations`: data that is derived from many objects, for instance the graph of their references;
-//! - `view`: [`MeshView`], which has both, and answers questions about the mesh. Records and conditions are rendered from
-//!   it alone, so that rendering cannot mark, report or publish;
+//! - `objects`: the parsed form of each kind of object, and its parser;
+//! - `relations`: data derived from many objects, such as the references between them;
+//! - `view`: [`MeshView`], which has both, and answers queries about the mesh. Records and conditions are rendered from
+//!   it alone, so that rendering cannot mark, report or publish anything;
 //! - `index`: [`Index`], which has the view, and marks the records that a change makes stale;
-//! - `kinds`: for each kind of object, the marks of its changes, its records and its conditions;
-//! - `derivation`: the table of the kinds, by which objects come in, and records and conditions go out.
+//! - `kinds`: for each kind of object, which records a change makes stale, its records and its conditions;
+//! - `derivation`: applies changed objects, and renders records and conditions, by the table of the kinds.
 //!
-//! Of objects' status only input is read: the state of pods and nodes, and addresses of ServiceEntries. Of conditions that
-//! this control plane writes only that of waypoints that have been ready is read here.
+//! From the status of objects only inputs are read: the state of pods, addresses of ServiceEntries and of other
+//! controllers' Gateways, and the conditions by which this control plane records that waypoints have been ready.
 #![forbid(unsafe_code)]
 
 pub mod condition;

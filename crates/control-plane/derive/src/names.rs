@@ -2,10 +2,10 @@
 
 use ambit_model::GatewayName;
 
-/// Number of names that a message contains.
+/// Maximum number of names that a message lists.
 const NAMED: usize = 3;
 
-/// Returns the first of some names, with the number of further ones.
+/// Joins the first names to a text, followed by the number of the others; `None` if there are no names.
 pub(crate) fn listed(names: &[String]) -> Option<String> {
     let first = names.get(..NAMED.min(names.len()))?.join(", ");
     match names.len() {
@@ -15,7 +15,7 @@ pub(crate) fn listed(names: &[String]) -> Option<String> {
     }
 }
 
-/// Returns the names of Gateways as text, if there are any.
+/// Joins the names of Gateways to a text; `None` if there are none.
 pub(crate) fn names<'a>(of: impl IntoIterator<Item = &'a GatewayName>) -> Option<String> {
     let names: Vec<_> = of.into_iter().map(GatewayName::to_string).collect();
     (!names.is_empty()).then(|| names.join(", "))

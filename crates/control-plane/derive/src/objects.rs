@@ -1,5 +1,5 @@
-//! Objects as the mesh stores them: one file a kind, with its input and how that is read, and the table of them, made
-//! from the list in `ambit_k8s_api`. A kind that is listed there and has no file here does not compile.
+//! Parsed objects: one file for each kind, with its parsed form and its parser, and the store of all objects. The list
+//! of kinds in `ambit_k8s_api` generates the store: a kind in the list without a file here does not compile.
 
 pub(crate) mod authorization_policy;
 pub(crate) mod backend_tls_policy;
@@ -52,26 +52,26 @@ use ambit_model::ArcStr;
 
 use readable::Readable;
 
-/// Kind with its place among the objects of a namespace.
+/// Kind with its map in [`Objects`].
 pub(crate) trait Stored: Readable {
-    /// Objects of the kind, by name.
+    /// Returns the parsed objects of the kind, by name.
     fn of(objects: &Objects) -> &BTreeMap<ArcStr, Self::Input>;
 
-    /// Objects of the kind, by name, to be changed.
+    /// Returns the parsed objects of the kind, by name, for changes.
     fn of_mut(objects: &mut Objects) -> &mut BTreeMap<ArcStr, Self::Input>;
 }
 
 macro_rules! table {
     ($($kind:ident, $namespaced:literal, $definition:ident, $doc:literal;)*) => {
-        /// Inputs of the objects of one namespace, by name; in the namespace without a name, of those that are in
-        /// none.
+        /// Parsed objects of one namespace, by kind and name; cluster-scoped objects are in the namespace with the
+        /// empty name.
         #[derive(Debug, Default)]
         pub(crate) struct Objects {
             $($kind: BTreeMap<ArcStr, <$kind as Readable>::Input>,)*
         }
 
         impl Objects {
-            /// Keys of all objects.
+            /// Returns the keys of all objects of the namespace.
             pub(crate) fn keys(&self, namespace: &ArcStr) -> Vec<ObjectKey> {
                 let mut keys = Vec::new();
                 $(
@@ -99,7 +99,7 @@ macro_rules! table {
 ambit_k8s_api::for_each_kind!(table);
 
 impl Objects {
-    /// Objects of a kind, by name.
+    /// Returns the parsed objects of a kind, by name.
     pub(crate) fn all<K: Stored>(&self) -> &BTreeMap<ArcStr, K::Input> {
         K::of(self)
     }

@@ -1,4 +1,5 @@
-//! Directory of running pods, for the certificate authority and for readers of proxies.
+//! Directory of running pods: the certificate authority and xDS check by it which identities a node's proxy may use,
+//! and readers of flow events find the proxies in it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -7,26 +8,26 @@ use std::{
 
 use ambit_model::ArcStr;
 
-/// Facts about a pod that the control plane itself needs.
+/// Facts about a pod that the control plane itself needs, besides the pod's record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodFacts {
     /// Kubernetes uid; empty if unknown.
     pub uid: String,
     /// Service account of the pod.
     pub service_account: ArcStr,
-    /// Node; empty while not scheduled.
+    /// Name of the pod's node; empty while the pod is not scheduled.
     pub node: ArcStr,
-    /// Neither succeeded nor failed.
+    /// Whether the pod has neither succeeded nor failed.
     pub live: bool,
-    /// Whether the pod belongs to the mesh, so that its node's proxy serves it: it is captured, or is about to be.
+    /// Whether the pod belongs to the mesh, so that its node's proxy acts for it: it is captured, or will be.
     pub enrolled: bool,
-    /// The Gateway whose label it carries.
+    /// Gateway that the label `gateway.networking.k8s.io/gateway-name` names.
     pub gateway: Option<ArcStr>,
     /// First address of the pod, if it has one.
     pub address: Option<IpAddr>,
 }
 
-/// A pod of the directory.
+/// Entry of the pod directory.
 #[derive(Clone, Copy, Debug)]
 pub struct PodEntry<'a> {
     /// Namespace of the pod.
@@ -37,16 +38,16 @@ pub struct PodEntry<'a> {
     pub facts: &'a PodFacts,
 }
 
-/// Which pods run where. Follows the pods without delay.
+/// Directory of pods by name, and by node and identity. Changes of pods are visible at once, before the next flush.
 #[derive(Debug, Default)]
 pub struct PodDirectory {
     pods: HashMap<(ArcStr, ArcStr), PodFacts>,
-    /// Live pods that node proxies serve, by node and identity.
+    /// Names of live pods of the mesh, by node and by identity (namespace, service account).
     served: HashMap<ArcStr, BTreeMap<(ArcStr, ArcStr), BTreeSet<ArcStr>>>,
 }
 
 impl PodDirectory {
-    /// A pod is there, or is as it is now.
+    /// Adds a pod, or replaces its facts.
     pub(crate) fn insert(&mut self, namespace: &ArcStr, name: &ArcStr, facts: PodFacts) {
         self.remove(namespace, name);
         if facts.live && facts.enrolled && !facts.node.is_empty() {
@@ -60,7 +61,7 @@ impl PodDirectory {
         self.pods.insert((namespace.clone(), name.clone()), facts);
     }
 
-    /// A pod is gone.
+    /// Removes a deleted pod.
     pub(crate) fn remove(&mut self, namespace: &ArcStr, name: &ArcStr) {
         let Some(facts) = self.pods.remove(&(namespace.clone(), name.clone())) else {
             return;
@@ -80,7 +81,7 @@ impl PodDirectory {
         }
     }
 
-    /// All pods, in no order.
+    /// Returns all pods, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = PodEntry<'_>> {
         self.pods.iter().map(|((namespace, name), facts)| PodEntry {
             namespace,
@@ -89,12 +90,12 @@ impl PodDirectory {
         })
     }
 
-    /// A pod by name.
+    /// Returns the facts about a pod by its name.
     pub fn pod(&self, namespace: &str, name: &str) -> Option<&PodFacts> {
         self.pods.get(&(namespace.into(), name.into()))
     }
 
-    /// Whether the node's proxy serves a live pod of this identity.
+    /// Whether a live pod of the mesh with this identity runs on the node, so that the node's proxy may act for it.
     pub fn is_served_on(&self, node: &str, namespace: &str, service_account: &str) -> bool {
         self.served.get(node).is_some_and(|identities| {
             identities.contains_key(&(namespace.into(), service_account.into()))

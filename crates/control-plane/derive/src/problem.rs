@@ -1,21 +1,21 @@
-//! What is wrong with objects.
+//! Problems of objects: errors that make an object invalid, and notes on parts without the expected effect.
 
 use std::fmt;
 
 use ambit_k8s_api::ObjectKey;
 use serde::{Serialize, Serializer};
 
-/// How bad a [`Problem`] is.
+/// Consequence of a [`Problem`] for its object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// The object is not used as it is; its last good state, if any, stays in force.
+    /// The object is invalid and not used; its last valid version, if any, stays in effect.
     Error,
-    /// The object is used, but not all of it has the effect one might expect.
+    /// The object is used, but a part of it does not have the expected effect.
     Warning,
 }
 
-/// Something wrong with one object.
+/// Problem of one object, for its status, events and commands.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Problem {
     /// Severity of the problem.
@@ -25,9 +25,9 @@ pub struct Problem {
     pub object: ObjectKey,
     /// Path of the field, for instance `spec.rules[0].from[1].source.ipBlocks[0]`.
     pub field: String,
-    /// Problem, and how to solve it.
+    /// Description of the problem and how to solve it.
     pub message: String,
-    /// File and line, where known.
+    /// File and line of the manifest, if the object comes from one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
 }
@@ -41,18 +41,18 @@ impl fmt::Display for Problem {
     }
 }
 
-/// A field that makes its object unusable.
+/// Error in a field that makes its object invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {message}")]
 pub struct FieldError {
     /// Path of the field.
     pub field: String,
-    /// Problem, and how to solve it.
+    /// Description of the problem and how to solve it.
     pub message: String,
 }
 
 impl FieldError {
-    /// Builds an error.
+    /// Builds an error from the path of the field and a message.
     pub fn new(field: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
             field: field.into(),
@@ -61,7 +61,7 @@ impl FieldError {
     }
 }
 
-/// A part of an object that has not the effect one might expect.
+/// Note on a part of an object that does not have the expected effect.
 pub(crate) type Note = FieldError;
 
 fn as_text<S: Serializer>(key: &ObjectKey, serializer: S) -> Result<S::Ok, S::Error> {

@@ -1,4 +1,4 @@
-//! Records of the mesh, and their changes.
+//! Records that proxies receive, and their changes.
 
 use std::sync::Arc;
 
@@ -7,24 +7,24 @@ use ambit_model::{
     WaypointRecord, WaypointRecordKey, Workload, WorkloadUid,
 };
 
-/// Records that changed, by name; `None` is one that is gone.
+/// Changed records of one type, by name; `None` for a removed record.
 pub type Changed<N, R> = Vec<(N, Option<Arc<R>>)>;
 
-/// The records that changed; `None` is a record that is gone. Sorted by name.
+/// Changed records of all types, sorted by name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
     /// Records of workloads.
     pub workloads: Changed<WorkloadUid, Workload>,
     /// Records of services.
     pub services: Changed<NamespacedHostname, ServiceRecord>,
-    /// Policies of layer 4.
+    /// Layer 4 policies, which node proxies enforce.
     pub policies: Changed<PolicyKey, Authorization>,
-    /// Records of waypoints.
+    /// Records for waypoints, of all types.
     pub waypoint_records: Changed<WaypointRecordKey, WaypointRecord>,
 }
 
 impl Delta {
-    /// Whether nothing changed.
+    /// Whether no record changed.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -36,7 +36,7 @@ impl Delta {
         self.waypoint_records.sort_by(|a, b| a.0.cmp(&b.0));
     }
 
-    /// How many records changed.
+    /// Returns the number of changed records.
     pub fn len(&self) -> usize {
         self.workloads.len()
             + self.services.len()
@@ -44,7 +44,7 @@ impl Delta {
             + self.waypoint_records.len()
     }
 
-    /// Changed records of waypoints of one type.
+    /// Returns the changed records for waypoints of one type.
     pub fn records_of<R: IsWaypointRecord>(
         &self,
     ) -> impl Iterator<Item = (&WaypointRecordKey, Option<&R>)> {
@@ -54,13 +54,13 @@ impl Delta {
     }
 }
 
-/// A service as it is sent.
+/// Record of a service, with fields that only some receivers get.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ServiceRecord {
-    /// Record of the service.
+    /// Service record that all receivers get.
     pub service: model::Service,
-    /// Application protocols of its ports, in their order: two ports may have one number, of which one is UDP's.
+    /// Application protocols of the service's ports, in their order: a TCP and a UDP port may have the same number.
     pub app_protocols: Vec<AppProtocol>,
-    /// Whether ingress gateways send through its waypoint rather than to its endpoints.
+    /// Whether ingress gateways send requests through the service's waypoint rather than to its endpoints.
     pub ingress_use_waypoint: bool,
 }

@@ -1,5 +1,5 @@
-//! Relations between objects, which the index keeps up to date with each change: the graph of references, owners of
-//! addresses, the pods of waypoints, and the like.
+//! Relations between objects, which each change updates: references, owners of addresses, the pods of waypoints, and so
+//! on.
 
 pub(crate) mod addresses;
 pub(crate) mod cluster_addresses;

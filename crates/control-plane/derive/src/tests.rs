@@ -1,4 +1,4 @@
-//! Objects in, records out; no API server, no files.
+//! Tests of derivation: objects in, records out, without an API server and without files.
 
 mod addresses;
 mod entry_names;
@@ -24,7 +24,7 @@ use ambit_model::{
 use super::*;
 use crate::problem::Problem;
 
-/// Takes over the records of one type; names are `GATEWAY`, `verb` and the record's own.
+/// Applies the changed records of one type for waypoints; their names are `GATEWAY`, `verb` and the record's own name.
 fn put_records<R: IsWaypointRecord + Clone + PartialEq>(
     all: &mut BTreeMap<String, R>,
     names: &mut Vec<String>,
@@ -41,7 +41,7 @@ fn put_records<R: IsWaypointRecord + Clone + PartialEq>(
     }
 }
 
-/// An index with the records as a reader of its deltas knows them.
+/// Index, with the records as a receiver of its deltas has them.
 pub(crate) struct TestMesh {
     pub(crate) index: Index,
     pub(crate) pods: PodDirectory,
@@ -49,14 +49,14 @@ pub(crate) struct TestMesh {
     pub(crate) services: BTreeMap<String, Service>,
     pub(crate) policies: BTreeMap<String, Authorization>,
     pub(crate) waypoint_gateways: BTreeMap<String, WaypointGateway>,
-    /// By `gateway service`.
+    /// Services for waypoints, by `GATEWAY SERVICE`.
     pub(crate) waypoint_services: BTreeMap<String, WaypointService>,
-    /// By `gateway policy`.
+    /// Policies for waypoints, by `GATEWAY POLICY`.
     pub(crate) waypoint_policies: BTreeMap<String, HttpPolicy>,
-    /// By `gateway to service`.
+    /// Destinations for waypoints, by `GATEWAY to SERVICE`.
     pub(crate) waypoint_destinations: BTreeMap<String, WaypointDestination>,
     pub(crate) waypoint_authentications: BTreeMap<String, Authentication>,
-    /// By `gateway observes scope`.
+    /// Telemetry for waypoints, by `GATEWAY observes SCOPE`.
     pub(crate) waypoint_telemetry: BTreeMap<String, WaypointTelemetry>,
     pub(crate) waypoint_rate_limits: BTreeMap<String, RateLimit>,
     pub(crate) waypoint_extensions: BTreeMap<String, WaypointExtension>,
@@ -103,14 +103,14 @@ impl TestMesh {
         }
     }
 
-    /// The mesh of some objects, all there from the start.
+    /// Builds a mesh from the objects of YAML documents, and flushes once.
     pub(crate) fn of(yaml: &str) -> Self {
         let mut mesh = Self::empty();
         mesh.apply(yaml);
         mesh
     }
 
-    /// Applies objects and returns the names of the records that changed (`-` before those that went).
+    /// Applies objects and returns the names of the changed records (`-` before those that were removed).
     pub(crate) fn apply(&mut self, yaml: &str) -> Vec<String> {
         for object in objects(yaml) {
             self.index.apply(&object, None, &mut self.pods);
@@ -226,7 +226,7 @@ fn put<T>(map: &mut BTreeMap<String, T>, names: &mut Vec<String>, name: String, 
     }
 }
 
-/// The pod of most tests: `shop/cart-1`, captured, ready, on n1.
+/// Pod that most tests use: `shop/cart-1`, captured, ready, on the node n1.
 pub(crate) const CART: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -261,7 +261,7 @@ spec:
   ports: [{name: http-web, port: 80, targetPort: web}]
 "#;
 
-/// `CART` with parts of its text replaced.
+/// Returns the manifest `CART` with some texts replaced.
 pub(crate) fn cart(replacements: &[(&str, &str)]) -> String {
     let mut text = CART.to_owned();
     for (from, to) in replacements {
@@ -271,7 +271,7 @@ pub(crate) fn cart(replacements: &[(&str, &str)]) -> String {
     text
 }
 
-/// Documents joined into one text.
+/// Joins YAML documents into one text.
 pub(crate) fn all(documents: &[&str]) -> String {
     documents.join("\n---\n")
 }

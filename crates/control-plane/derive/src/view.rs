@@ -1,5 +1,5 @@
-//! The mesh as its objects describe it: the input of renderers, which cannot mark, report or publish anything. Each
-//! file below answers the questions of one subject.
+//! View of the mesh: parsed objects and their relations, from which records and conditions are rendered. Rendering only
+//! reads the view; it cannot mark, report or publish anything. Each module answers the queries on one subject.
 
 pub(crate) mod addresses;
 pub(crate) mod attachment;
@@ -47,37 +47,37 @@ use crate::{
     },
 };
 
-/// Inputs of all objects, with their relations.
+/// Parsed objects of the mesh, with their relations.
 #[derive(Debug)]
 pub struct MeshView {
     pub(crate) config: MeshConfig,
-    /// The cluster's network.
+    /// Name of the cluster's network.
     pub(crate) network: ArcStr,
     pub(crate) namespaces: HashMap<ArcStr, Objects>,
-    /// References between objects, by their targets.
+    /// References between objects, by the referenced name.
     pub(crate) references: References,
     pub(crate) addresses: Addresses,
     /// Addresses of the API server and of nodes.
     pub(crate) cluster_addresses: ClusterAddresses,
-    /// Control planes of the mesh.
+    /// Revisions of the mesh's control planes.
     pub(crate) revisions: Revisions,
-    /// Namespaces that the mesh discovers.
+    /// Namespaces that `discoverySelectors` select.
     pub(crate) discovery: Discovery,
     /// Node proxies of other implementations, by node.
     pub(crate) foreign_proxies: BTreeMap<ArcStr, BTreeSet<ObjectKey>>,
-    /// States of key sets that are fetched.
+    /// Results of fetching key sets and trust bundles.
     pub(crate) key_sets: HashMap<KeySource, KeyState>,
-    /// Waypoints of services' endpoints.
+    /// Services, with the waypoints of their endpoints.
     pub(crate) served: Served<NamespacedHostname>,
-    /// Waypoints of the pods that policies of node proxies apply to.
+    /// Layer 4 policies, with the waypoints of the pods that they apply to.
     pub(crate) behind: Served<PolicyScope>,
     pub(crate) instances: Instances,
-    /// Waypoints that bind, and waypoints that do not bind yet.
+    /// Which waypoints have been ready, and decisions on those that have not.
     pub(crate) introductions: Introductions,
 }
 
 impl MeshView {
-    /// Returns a mesh without objects.
+    /// Returns a view without objects.
     pub(crate) fn new(config: MeshConfig) -> Self {
         Self {
             revisions: Revisions::new(&config.revision),
@@ -97,23 +97,23 @@ impl MeshView {
         }
     }
 
-    /// Returns the stored input of an object.
+    /// Returns the parsed form of an object.
     pub(crate) fn get<K: Stored>(&self, key: &ObjectKey) -> Option<&K::Input> {
         self.objects(&key.namespace)?.all::<K>().get(&key.name)
     }
 
-    /// Returns the objects of a namespace, unless the mesh leaves it out.
+    /// Returns the objects of a namespace, unless `discoverySelectors` exclude it.
     pub(crate) fn objects(&self, namespace: &str) -> Option<&Objects> {
         let objects = self.namespaces.get(namespace);
         objects.filter(|_| !self.is_left_out(namespace))
     }
 
-    /// Returns the addresses of the API server and of nodes: waypoints call none of these for an object.
+    /// Returns the addresses of the API server and of nodes, which waypoints never call on behalf of objects.
     pub fn cluster_addresses(&self) -> BTreeSet<IpAddr> {
         self.cluster_addresses.all()
     }
 
-    /// Returns the objects of all namespaces but those that the mesh leaves out.
+    /// Returns the objects of all namespaces that `discoverySelectors` do not exclude.
     pub(crate) fn all_objects(&self) -> impl Iterator<Item = (&ArcStr, &Objects)> {
         let namespaces = self.namespaces.iter();
         namespaces.filter(|(namespace, _)| !self.is_left_out(namespace))

@@ -1,4 +1,4 @@
-//! Every manifest in `bad/` gives the message that its first line promises, and nothing else suffers.
+//! Each invalid manifest in `bad/` yields the problem in its first line, and a valid manifest beside it is published.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use ambit_derive::{Index, MeshConfig, PodDirectory};
@@ -35,7 +35,7 @@ fn every_bad_manifest_gives_the_message_it_promises() {
     assert!(count > 10);
 }
 
-/// Problems of a manifest that lies beside a good one, which must be published.
+/// Returns the problems of a manifest, and asserts that a valid manifest beside it is published.
 fn problems(name: &str, text: &str) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join(name), text).unwrap();

@@ -21,7 +21,7 @@ pub const GROUP: &str = "ambit.io";
 pub const SUBSET: &str = "Subset";
 
 custom_resource! {
-    /// Faults that rules of routes inject.
+    /// Faults that a rule of an HTTPRoute or GRPCRoute injects, by a filter of the type `ExtensionRef`.
     HTTPFault, HttpFaultSpec, "ambit.io", "httpfaults", NamespaceResourceScope, "v1alpha1"
 }
 
@@ -40,11 +40,12 @@ pub struct RateLimitSpec {
     pub local: Vec<LocalRateLimit>,
     /// Limits that a rate-limit service counts.
     pub global: Option<GlobalRateLimit>,
-    /// Whether requests pass if the limit cannot be decided.
+    /// Whether requests are forwarded if a limit cannot be decided, for example because the rate-limit service is
+    /// unavailable.
     pub fail_open: bool,
-    /// Whether responses contain the remaining quota and the time to retry.
+    /// Whether responses tell clients the remaining quota and the time until they may retry.
     pub tell_clients: bool,
-    /// Whether requests over a limit are only counted.
+    /// Whether requests that exceed a limit are only counted, and not refused.
     pub dry_run: bool,
 }
 
@@ -54,27 +55,27 @@ pub struct RateLimitSpec {
 pub struct LocalRateLimit {
     /// Matches of counted requests, as in a rule of an HTTPRoute; all requests if empty.
     pub matches: Vec<HttpRouteMatch>,
-    /// Attributes with a bucket for each combination of values; one bucket for all requests if absent.
+    /// Parts of the key of a bucket: requests with the same values share a bucket; if empty, all requests do.
     pub by: Vec<RateLimitKey>,
-    /// Number of requests.
+    /// Number of requests that the limit allows in each interval.
     pub requests: i64,
     /// Interval of the limit, in GEP-2257 format.
     pub per: String,
     /// Burst size: requests that pass at once after an idle period; `requests` if absent.
     pub burst: Option<i64>,
-    /// Maximum number of separate buckets.
+    /// Maximum number of buckets, one for each combination of key values.
     pub buckets: Option<i64>,
 }
 
-/// Part of a rate-limit key, with one of its fields set.
+/// Part of a rate-limit key: exactly one of the fields is set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RateLimitKey {
-    /// `Principal`, `Namespace` or `Address`.
+    /// Attribute of the client: `Principal`, `Namespace` or `Address`.
     pub source: Option<String>,
-    /// Name of a header.
+    /// Name of a request header whose value is part of the key.
     pub header: Option<String>,
-    /// `Method` or `Path`.
+    /// Attribute of the request: `Method` or `Path`.
     pub request: Option<String>,
 }
 
@@ -90,7 +91,7 @@ pub struct GlobalRateLimit {
     pub timeout: Option<String>,
     /// Number of hits that one request counts as.
     pub hits: Option<i64>,
-    /// Descriptors of a request.
+    /// Descriptors that a check of a request contains.
     pub descriptors: Vec<RateLimitDescriptor>,
 }
 
@@ -100,7 +101,7 @@ pub struct GlobalRateLimit {
 pub struct RateLimitServiceReference {
     /// Name of the Service.
     pub name: String,
-    /// Namespace of the service: the object's own if absent, or the mesh's root namespace.
+    /// Namespace of the Service; the namespace of the RateLimit if absent. Another one needs a ReferenceGrant.
     pub namespace: Option<String>,
     /// Port of the Service.
     pub port: i64,
@@ -110,13 +111,13 @@ pub struct RateLimitServiceReference {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RateLimitDescriptor {
-    /// Matches of requests, as in a rule of an HTTPRoute; all requests if absent.
+    /// Matches of requests that the descriptor applies to, as in a rule of an HTTPRoute; all requests if empty.
     pub matches: Vec<HttpRouteMatch>,
     /// Entries in the order of the rate-limit service's configuration.
     pub entries: Vec<RateLimitEntry>,
 }
 
-/// Entry of a descriptor: a key, and one of the other fields.
+/// Entry of a descriptor: a key, and exactly one source of its value.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RateLimitEntry {
@@ -124,11 +125,11 @@ pub struct RateLimitEntry {
     pub key: String,
     /// Fixed value of the entry.
     pub value: Option<String>,
-    /// `Principal`, `Namespace` or `Address`.
+    /// Attribute of the client: `Principal`, `Namespace` or `Address`.
     pub source: Option<String>,
-    /// Name of a header.
+    /// Name of a request header whose value the entry has.
     pub header: Option<String>,
-    /// `Method` or `Path`.
+    /// Attribute of the request: `Method` or `Path`.
     pub request: Option<String>,
 }
 
@@ -138,7 +139,7 @@ pub struct RateLimitEntry {
 pub struct HttpFaultSpec {
     /// Delay before requests are forwarded.
     pub delay: Option<FaultDelay>,
-    /// Injected responses after the delay.
+    /// Response that the waypoint returns, after the delay, instead of forwarding the request.
     pub abort: Option<FaultAbort>,
 }
 
@@ -150,11 +151,11 @@ pub struct FaultDelay {
     pub fixed_delay: Option<String>,
     /// Percentage of requests; all of them if absent.
     pub percent: Option<i32>,
-    /// Fraction instead of the percentage.
+    /// Fraction of requests, instead of a percentage.
     pub fraction: Option<Fraction>,
 }
 
-/// Response of [`HttpFaultSpec::abort`].
+/// Response of [`HttpFaultSpec::abort`], an HTTP or a gRPC status.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct FaultAbort {
@@ -164,6 +165,6 @@ pub struct FaultAbort {
     pub grpc_status: Option<Value>,
     /// Percentage of requests; all of them if absent.
     pub percent: Option<i32>,
-    /// Fraction instead of the percentage.
+    /// Fraction of requests, instead of a percentage.
     pub fraction: Option<Fraction>,
 }

@@ -15,7 +15,7 @@ use crate::{
 };
 
 custom_resource! {
-    /// How backends are called.
+    /// Traffic policy for requests to a service: load balancing, connection pools, outlier detection, TLS.
     DestinationRule, DestinationRuleSpec, "networking.istio.io", "destinationrules", NamespaceResourceScope
 }
 
@@ -40,13 +40,13 @@ settings! {
         export_to: Vec<String>,
         workload_selector: Option<WorkloadSelector>,
     }
-    /// Subset of the endpoints.
+    /// Subset of a service's endpoints, selected by labels.
     Subset {
         name: String,
         labels: BTreeMap<String, String>,
         traffic_policy: Option<TrafficPolicy>,
     }
-    /// Traffic policy of the endpoints.
+    /// Traffic policy for requests to the endpoints of a service or subset.
     TrafficPolicy {
         load_balancer: Option<LoadBalancer>,
         connection_pool: Option<ConnectionPool>,
@@ -57,11 +57,11 @@ settings! {
         proxy_protocol: Option<ProxyProtocol>,
         retry_budget: Option<RetryBudget>,
     }
-    /// PROXY protocol header of connections.
+    /// PROXY protocol header that connections to endpoints begin with.
     ProxyProtocol {
         version: Option<String>,
     }
-    /// Traffic policy of one port.
+    /// Traffic policy of one service port, which replaces the policy of all ports.
     PortTrafficPolicy {
         port: Option<PortSelector>,
         load_balancer: Option<LoadBalancer>,
@@ -69,11 +69,11 @@ settings! {
         outlier_detection: Option<OutlierDetection>,
         tls: Option<ClientTls>,
     }
-    /// A port of the service.
+    /// Selection of a service port by its number.
     PortSelector {
         number: i64,
     }
-    /// Choice of an endpoint.
+    /// Load balancing settings: algorithm, locality, warmup.
     LoadBalancer {
         simple: Option<SimpleBalancer>,
         consistent_hash: Option<ConsistentHash>,
@@ -81,7 +81,7 @@ settings! {
         warmup_duration_secs: Option<String>,
         warmup: Option<Warmup>,
     }
-    /// Consistent-hashing load balancer.
+    /// Consistent-hash load balancing: the hashed attribute, and the hash table.
     ConsistentHash {
         http_header_name: Option<String>,
         http_cookie: Option<HashCookie>,
@@ -91,44 +91,44 @@ settings! {
         maglev: Option<Maglev>,
         minimum_ring_size: Option<i64>,
     }
-    /// A cookie to hash.
+    /// Cookie whose value is hashed.
     HashCookie {
         name: String,
         path: Option<String>,
         ttl: Option<String>,
         attributes: Vec<CookieAttribute>,
     }
-    /// An attribute of a cookie that is set.
+    /// Further attribute of a generated hash cookie.
     CookieAttribute {
         name: String,
         value: String,
     }
-    /// Points on a ring.
+    /// Settings of ring hashing (ketama).
     RingHash {
         minimum_ring_size: Option<i64>,
     }
-    /// Table of Maglev hashing.
+    /// Settings of Maglev hashing.
     Maglev {
         table_size: Option<i64>,
     }
-    /// Choice of endpoints by their places.
+    /// Locality load balancing: weights, failover or priorities.
     LocalityBalancer {
         distribute: Vec<Distribute>,
         failover: Vec<Failover>,
         failover_priority: Vec<String>,
         enabled: Option<bool>,
     }
-    /// Shares of places.
+    /// Weights of destination localities for clients in one locality.
     Distribute {
         from: String,
         to: BTreeMap<String, i64>,
     }
-    /// A region that follows another.
+    /// Failover from one region to another.
     Failover {
         from: String,
         to: String,
     }
-    /// Less for new endpoints.
+    /// Slow start: reduced traffic for new endpoints.
     Warmup {
         duration: Option<String>,
         minimum_percent: Option<f64>,
@@ -139,7 +139,7 @@ settings! {
         tcp: Option<TcpPool>,
         http: Option<HttpPool>,
     }
-    /// Limits of connections.
+    /// Limits and timeouts of connections, for TCP and HTTP.
     TcpPool {
         max_connections: Option<i64>,
         connect_timeout: Option<String>,
@@ -147,13 +147,13 @@ settings! {
         max_connection_duration: Option<String>,
         idle_timeout: Option<String>,
     }
-    /// Probes of silent connections.
+    /// TCP keepalive settings of connections.
     KeepaliveProbes {
         probes: Option<i64>,
         time: Option<String>,
         interval: Option<String>,
     }
-    /// Limits of requests.
+    /// Limits and timeouts of HTTP requests and connections.
     HttpPool {
         http1_max_pending_requests: Option<i64>,
         http2_max_requests: Option<i64>,
@@ -164,7 +164,7 @@ settings! {
         use_client_protocol: Option<bool>,
         max_concurrent_streams: Option<i64>,
     }
-    /// Ejection of failing endpoints.
+    /// Outlier detection: ejection of failing endpoints from load balancing.
     OutlierDetection {
         consecutive_errors: Option<i64>,
         split_external_local_origin_errors: Option<bool>,
@@ -177,7 +177,7 @@ settings! {
         max_ejection_percent: Option<i64>,
         min_health_percent: Option<i64>,
     }
-    /// TLS from the proxy on.
+    /// TLS that the proxy originates to endpoints.
     ClientTls {
         mode: TlsMode,
         client_certificate: Option<String>,
@@ -189,14 +189,14 @@ settings! {
         insecure_skip_verify: Option<bool>,
         ca_crl: Option<String>,
     }
-    /// Retries in proportion.
+    /// Retry budget: maximum retries in percent of active requests.
     RetryBudget {
         percent: Option<f64>,
         min_retry_concurrency: Option<i64>,
     }
 }
 
-/// Algorithms without settings.
+/// Load balancing algorithms that have no settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 #[expect(missing_docs, reason = "the values are the contract's")]
@@ -210,7 +210,7 @@ pub enum SimpleBalancer {
     LeastRequest,
 }
 
-/// Mode of TLS with endpoints.
+/// Mode of TLS that the proxy originates to endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 #[expect(missing_docs, reason = "the values are the contract's")]

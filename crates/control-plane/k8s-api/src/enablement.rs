@@ -20,7 +20,7 @@ use serde::Deserialize;
 use crate::labels::{APP, DATAPLANE_MODE, DATAPLANE_MODE_AMBIENT, DATAPLANE_MODE_NONE};
 use crate::selector::matches;
 
-/// Annotation that a sidecar injector leaves on a pod it has changed.
+/// Annotation that a sidecar injector sets on pods that it has injected.
 pub const SIDECAR_STATUS: &str = "sidecar.istio.io/status";
 /// Value of the label `app` of node proxies, Istio's name for them.
 const NODE_PROXY: &str = "ztunnel";
@@ -46,7 +46,7 @@ pub struct EnablementSelector {
 #[derive(Clone, Debug)]
 pub struct Enablement {
     selectors: Vec<EnablementSelector>,
-    /// Whether the selectors are the operator's instead of Istio's.
+    /// Whether the selectors come from the agents' settings, rather than being Istio's defaults.
     custom: bool,
     excluded: BTreeSet<String>,
     /// Namespace of node proxies, which are never captured.
@@ -87,25 +87,25 @@ pub fn has_sidecar(annotations: &Labels) -> bool {
 /// Whether a pod belongs to the mesh, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Member by its own label.
+    /// Included by the pod's own label.
     OwnLabel,
-    /// Member by its namespace's label.
+    /// Included by its namespace's label.
     NamespaceLabel,
-    /// Member by a selector of the agents' settings.
+    /// Included by a selector of the agents' settings.
     Selected,
-    /// Pod that shares the node's network namespace.
+    /// Excluded, since the pod shares the node's network namespace.
     HostNetwork,
-    /// The pod has a sidecar.
+    /// Excluded, since the pod has a sidecar.
     Sidecar,
-    /// The agents' settings exclude the namespace.
+    /// Excluded, since the agents' settings exclude the namespace.
     ExcludedNamespace,
-    /// Pod that is a node proxy itself.
+    /// Excluded, since the pod is a node proxy.
     NodeProxy,
-    /// The pod's own label excludes it.
+    /// Excluded by the pod's own label.
     OptedOut,
-    /// Neither the pod nor its namespace has the label.
+    /// Not included, since neither the pod nor its namespace has the label.
     NotLabelled,
-    /// No selector of the agents' settings matches it and its namespace.
+    /// Not included, since no selector of the agents' settings matches.
     NotSelected,
 }
 
@@ -149,7 +149,7 @@ pub enum SelectorError {
     /// Text that is not YAML or not a list of selectors.
     #[error("the enablement selector is not a list of {{podSelector, namespaceSelector}}: {0}")]
     Syntax(String),
-    /// Selector that would match no pod, silently.
+    /// Selector with an unknown operator, which would match no pod without any error.
     #[error(
         "the enablement selector is wrong: the operator {operator:?} of label {key:?} is not In, NotIn, \
          Exists or DoesNotExist"
@@ -179,13 +179,12 @@ impl EnablementSelector {
 }
 
 impl Enablement {
-    /// Builds the rules. Without `selectors`, Istio's apply: a pod labelled
-    /// `istio.io/dataplane-mode=ambient`, or any pod except one labelled `none` in a namespace
-    /// labelled `ambient`.
+    /// Builds the rules. Without `selectors`, Istio's apply: a pod labelled `istio.io/dataplane-mode=ambient`, or any
+    /// pod except one labelled `none` in a namespace labelled `ambient`.
     ///
     /// # Errors
     ///
-    /// When a selector has an unknown operator: it would match no pod, silently.
+    /// When a selector has an unknown operator: it would match no pod without any error.
     pub fn new(
         selectors: Vec<EnablementSelector>,
         excluded: impl IntoIterator<Item = String>,
@@ -206,7 +205,7 @@ impl Enablement {
         })
     }
 
-    /// Returns the default enablement with Istio's selectors.
+    /// Builds the rules with Istio's default selectors.
     pub fn usual(
         excluded: impl IntoIterator<Item = String>,
         system_namespace: impl Into<String>,

@@ -1,4 +1,4 @@
-//! Changes of objects, in the format that all sources share.
+//! Events of objects, in the form that all sources (API server, manifests) share.
 
 use std::{fmt, path::Path, sync::Arc};
 
@@ -21,7 +21,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Event of an object.
+/// Event of an object: added, changed, or deleted.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ObjectEvent {
     /// Added or changed object.
@@ -35,7 +35,7 @@ pub enum ObjectEvent {
     Refused {
         /// Key of the object.
         key: ObjectKey,
-        /// Cause of the error.
+        /// Error that names the field.
         error: InvalidObject,
         /// Complete object as JSON.
         value: Box<Value>,

@@ -1,7 +1,7 @@
-//! Kinds of the Gateway API, as far as the mesh's waypoints need them; field names as in its CRDs.
+//! Kinds of the Gateway API, with the fields that waypoints need; field names are those of its CRDs.
 //!
-//! Unknown fields of a route must be distinguished from missing ones, so those of rules are
-//! preserved; see [`HttpRouteRule::other`].
+//! Unknown fields of a route must be distinguished from missing ones, so those of rules are preserved; see
+//! [`HttpRouteRule::other`].
 
 mod backend_tls;
 mod grpc_route;
@@ -34,20 +34,20 @@ pub use stream_route::{
 pub const GROUP: &str = "gateway.networking.k8s.io";
 
 custom_resource! {
-    /// A waypoint, if its class is one of waypoints.
+    /// Gateway, which is a waypoint if its GatewayClass has this mesh's controller.
     Gateway, GatewaySpec, "gateway.networking.k8s.io", "gateways", NamespaceResourceScope
 }
 custom_resource! {
-    /// Class of Gateways, with their controller.
+    /// Class of Gateways, which names their controller.
     GatewayClass, GatewayClassSpec, "gateway.networking.k8s.io", "gatewayclasses", ClusterResourceScope
 }
 custom_resource! {
-    /// Where requests to a service go.
+    /// Routes of HTTP requests to a service.
     HTTPRoute, HttpRouteSpec, "gateway.networking.k8s.io", "httproutes", NamespaceResourceScope
 }
 
 custom_resource! {
-    /// Permission for references from other namespaces to objects in its own.
+    /// Permission for objects of other namespaces to refer to objects of the grant's namespace.
     ReferenceGrant, ReferenceGrantSpec, "gateway.networking.k8s.io", "referencegrants", NamespaceResourceScope
 }
 
@@ -75,11 +75,11 @@ pub struct Listener {
     pub port: i32,
     /// Protocol of the listener; `HBONE` for waypoints.
     pub protocol: String,
-    /// Host name; of no meaning for waypoints.
+    /// Host name of the listener, which waypoints ignore.
     pub hostname: Option<String>,
-    /// Routes that may be attached.
+    /// Namespaces and kinds of routes that may attach to the listener.
     pub allowed_routes: Option<AllowedRoutes>,
-    /// TLS settings; of no meaning for waypoints.
+    /// TLS settings of the listener, which waypoints ignore.
     pub tls: Option<Value>,
 }
 
@@ -103,14 +103,14 @@ pub struct RouteNamespaces {
     pub selector: Option<LabelSelector>,
 }
 
-/// An address, requested or assigned.
+/// Address of a Gateway, in its spec (requested) or status (assigned).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GatewayAddress {
     /// `IPAddress` (the default) or `Hostname`.
     #[serde(rename = "type")]
     pub type_: Option<String>,
-    /// Text of the address.
+    /// IP address or host name, as text.
     pub value: String,
 }
 
@@ -142,11 +142,11 @@ impl Gateway {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Infrastructure {
-    /// Labels of all objects.
+    /// Labels of all generated objects.
     pub labels: BTreeMap<String, String>,
-    /// Annotations of all objects.
+    /// Annotations of all generated objects.
     pub annotations: BTreeMap<String, String>,
-    /// Reference to an overlay of the generated objects.
+    /// Reference to a ConfigMap with overlays of the generated objects.
     pub parameters_ref: Option<Value>,
 }
 
@@ -168,7 +168,7 @@ pub struct GatewayClassSpec {
 pub struct HttpRouteSpec {
     /// Parents of the route.
     pub parent_refs: Vec<ParentReference>,
-    /// Host names; of no meaning for services.
+    /// Host names, which have no effect on routes of services.
     pub hostnames: Vec<String>,
     /// Rules of the route.
     pub rules: Vec<HttpRouteRule>,
@@ -189,9 +189,9 @@ pub struct ParentReference {
     pub namespace: Option<String>,
     /// Name of the parent.
     pub name: String,
-    /// Name of one listener of a gateway.
+    /// Name of a listener of a Gateway, or of a port of a service.
     pub section_name: Option<String>,
-    /// Number of one port of a service.
+    /// Number of a service port; all ports if absent.
     pub port: Option<i32>,
 }
 
@@ -211,7 +211,7 @@ pub struct HttpRouteRule {
     pub timeouts: Option<HttpRouteTimeouts>,
     /// Retry policy of requests.
     pub retry: Option<HttpRouteRetry>,
-    /// Session persistence: requests of a client that go to one endpoint.
+    /// Session persistence: all requests of a session go to one endpoint.
     pub session_persistence: Option<SessionPersistence>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -355,7 +355,7 @@ pub struct HttpRequestRedirect {
     pub path: Option<HttpPathModifier>,
     /// Port of the new location.
     pub port: Option<i32>,
-    /// 302 if left out.
+    /// Status of the redirect; 302 if absent.
     pub status_code: Option<i32>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -375,7 +375,7 @@ pub struct HttpUrlRewrite {
     pub other: BTreeMap<String, Value>,
 }
 
-/// Further service that receives a copy of each request.
+/// Service that receives a mirrored copy of each request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpRequestMirror {
@@ -402,14 +402,14 @@ pub struct BackendReference {
     pub namespace: Option<String>,
     /// Name of the Service.
     pub name: String,
-    /// Port; needed for services.
+    /// Port of the Service, which is required for Services.
     pub port: Option<i32>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
 }
 
-/// Fraction of [`HttpRequestMirror::fraction`].
+/// Fraction of requests, as numerator and denominator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Fraction {
@@ -425,7 +425,7 @@ pub struct Fraction {
 pub struct HttpCorsFilter {
     /// Origins that are allowed.
     pub allow_origins: Vec<String>,
-    /// Whether requests may carry credentials; no if left out.
+    /// Whether requests may contain credentials; false if absent.
     pub allow_credentials: Option<bool>,
     /// Methods that are allowed.
     pub allow_methods: Vec<String>,
@@ -433,7 +433,7 @@ pub struct HttpCorsFilter {
     pub allow_headers: Vec<String>,
     /// Exposed response headers.
     pub expose_headers: Vec<String>,
-    /// Seconds; 5 if left out.
+    /// Seconds for which clients may cache a preflight response; 5 if absent.
     pub max_age: Option<i32>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -497,7 +497,7 @@ pub struct HttpNamedMatch {
     pub value: String,
 }
 
-/// Destination of a rule.
+/// Backend of a rule, with its weight and filters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpBackendRef {
@@ -509,7 +509,7 @@ pub struct HttpBackendRef {
     pub namespace: Option<String>,
     /// Name of the Service.
     pub name: String,
-    /// Port; needed for services.
+    /// Port of the Service, which is required for Services.
     pub port: Option<i32>,
     /// Weight of the backend; 1 if absent.
     pub weight: Option<i32>,
@@ -524,9 +524,9 @@ pub struct HttpBackendRef {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ReferenceGrantSpec {
-    /// Objects that may refer.
+    /// Kinds and namespaces of objects that may refer to the targets.
     pub from: Vec<ReferenceGrantFrom>,
-    /// Objects that may be referred to.
+    /// Objects of the grant's namespace that may be referred to.
     pub to: Vec<ReferenceGrantTo>,
 }
 
@@ -550,6 +550,6 @@ pub struct ReferenceGrantTo {
     pub group: String,
     /// Kind of the objects.
     pub kind: String,
-    /// Name; all of the kind if left out.
+    /// Name of the object; all objects of the kind if absent.
     pub name: Option<String>,
 }

@@ -1,7 +1,7 @@
-//! Istio's kinds, as far as the mesh's L4 needs them; field names as in Istio's CRDs.
+//! Istio's kinds of policies and entries; field names are those of Istio's CRDs.
 //!
-//! Unknown fields are errors. An empty list is equal to an absent one, as in the protobuf messages
-//! that Istio converts these objects to.
+//! Unknown fields are errors. An empty list is equal to an absent one, as in the protobuf messages that Istio converts
+//! these objects to.
 
 use std::collections::BTreeMap;
 
@@ -75,19 +75,19 @@ macro_rules! custom_resource {
 pub(crate) use custom_resource;
 
 custom_resource! {
-    /// Authorization of callers.
+    /// Authorization of requests and connections, by properties of the client, the operation and the token.
     AuthorizationPolicy, AuthorizationPolicySpec, "security.istio.io", "authorizationpolicies", NamespaceResourceScope
 }
 custom_resource! {
-    /// Whether plaintext is accepted.
+    /// mTLS mode of workloads: whether plaintext is accepted.
     PeerAuthentication, PeerAuthenticationSpec, "security.istio.io", "peerauthentications", NamespaceResourceScope
 }
 custom_resource! {
-    /// Authentication of requests by JSON web tokens.
+    /// Validation of JSON Web Tokens in requests.
     RequestAuthentication, RequestAuthenticationSpec, "security.istio.io", "requestauthentications", NamespaceResourceScope
 }
 custom_resource! {
-    /// Service outside Kubernetes.
+    /// Service whose endpoints may be outside Kubernetes.
     ServiceEntry, ServiceEntrySpec, "networking.istio.io", "serviceentries", NamespaceResourceScope
 }
 custom_resource! {
@@ -118,7 +118,7 @@ pub struct PolicyTargetReference {
     pub namespace: Option<String>,
 }
 
-/// Action of a policy where a rule matches.
+/// Action of an AuthorizationPolicy on requests that a rule matches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum PolicyAction {
@@ -129,7 +129,7 @@ pub enum PolicyAction {
     Deny,
     /// Logs matching requests.
     Audit,
-    /// Delegates to an external authorizer.
+    /// Delegates the decision to an external authorization provider.
     Custom,
 }
 
@@ -137,7 +137,7 @@ pub enum PolicyAction {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct AuthorizationPolicySpec {
-    /// Selector of workloads; all of the namespace if absent.
+    /// Selector of workloads; all workloads of the namespace if absent.
     pub selector: Option<WorkloadSelector>,
     /// Single object that the policy is attached to.
     pub target_ref: Option<PolicyTargetReference>,
@@ -147,7 +147,7 @@ pub struct AuthorizationPolicySpec {
     pub rules: Vec<Rule>,
     /// Action where a rule matches.
     pub action: PolicyAction,
-    /// External authorizer of a CUSTOM policy.
+    /// External authorization provider of a CUSTOM policy.
     pub provider: Option<Value>,
 }
 
@@ -241,14 +241,14 @@ pub struct Condition {
     pub not_values: Vec<String>,
 }
 
-/// Whether plaintext is accepted.
+/// mTLS mode of a workload or port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum MtlsMode {
     /// The mode of the wider scope applies.
     #[default]
     Unset,
-    /// No mTLS required; equal to permissive in a mesh of node proxies.
+    /// mTLS is disabled in Istio's sidecars; in ambient mode equal to permissive.
     Disable,
     /// Plaintext and mTLS.
     Permissive,
@@ -256,11 +256,11 @@ pub enum MtlsMode {
     Strict,
 }
 
-/// Setting of mutual TLS.
+/// mTLS setting of a workload or port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct MutualTls {
-    /// Mode of mutual TLS.
+    /// Mode of mTLS.
     pub mode: MtlsMode,
 }
 
@@ -272,7 +272,7 @@ pub struct PeerAuthenticationSpec {
     pub selector: Option<WorkloadSelector>,
     /// Mode of all ports.
     pub mtls: Option<MutualTls>,
-    /// Modes by target port, as text.
+    /// Modes by target port, whose numbers are strings in JSON.
     pub port_level_mtls: BTreeMap<String, MutualTls>,
 }
 
@@ -280,7 +280,7 @@ pub struct PeerAuthenticationSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct RequestAuthenticationSpec {
-    /// Selector of workloads; all of the namespace if absent. Has an effect on sidecars only.
+    /// Selector of workloads; it only has an effect on sidecars, which Ambit does not have.
     pub selector: Option<WorkloadSelector>,
     /// Single object that the policy is attached to.
     pub target_ref: Option<PolicyTargetReference>,
@@ -307,7 +307,7 @@ pub struct JwtRule {
     pub output_claim_to_headers: Vec<ClaimToHeader>,
     pub forward_original_token: bool,
     pub space_delimited_claims: Vec<String>,
-    /// Timeout as a protobuf duration, such as `5s`.
+    /// Timeout for fetching the key set, in Go's format, such as `5s`.
     pub timeout: Option<String>,
 }
 
@@ -317,11 +317,11 @@ pub struct JwtRule {
 pub struct JwtHeader {
     /// Name of the header.
     pub name: String,
-    /// Text before the token.
+    /// Prefix of the header's value that precedes the token, such as `Bearer `.
     pub prefix: String,
 }
 
-/// Header in which applications receive a claim.
+/// Header in which applications receive a claim of the token.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct ClaimToHeader {
@@ -331,7 +331,7 @@ pub struct ClaimToHeader {
     pub claim: String,
 }
 
-/// Discovery of a service entry's endpoints.
+/// How proxies find the endpoints of a ServiceEntry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 #[expect(missing_docs, reason = "the values are the contract's")]
@@ -368,9 +368,9 @@ pub struct ServiceEntrySpec {
     pub addresses: Vec<String>,
     /// Ports of the service.
     pub ports: Vec<ServicePort>,
-    /// Location: inside or outside of the mesh. It is shown and has no effect.
+    /// `MESH_INTERNAL` or `MESH_EXTERNAL`, which is displayed and has no other effect.
     pub location: Option<String>,
-    /// Discovery of the endpoints.
+    /// How proxies find the endpoints.
     pub resolution: Resolution,
     /// Endpoints of the service.
     pub endpoints: Vec<WorkloadEntrySpec>,
@@ -378,7 +378,7 @@ pub struct ServiceEntrySpec {
     pub workload_selector: Option<LabelSelector>,
     /// Namespaces to which the service is visible.
     pub export_to: Vec<String>,
-    /// SPIFFE ids that endpoints may also present.
+    /// SANs, such as SPIFFE IDs, that endpoints may present besides their own identities.
     pub subject_alt_names: Vec<String>,
 }
 
@@ -391,7 +391,7 @@ impl ServiceEntrySpec {
     }
 }
 
-/// A selector in the networking group.
+/// Selector of workloads by labels, in kinds of the group `networking.istio.io`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct LabelSelector {
@@ -405,7 +405,7 @@ pub struct LabelSelector {
 pub struct WorkloadEntrySpec {
     /// An IP address or a host name.
     pub address: String,
-    /// Port name to target port.
+    /// Target ports by the name of the service port.
     pub ports: BTreeMap<String, u32>,
     /// Labels of the workload.
     pub labels: BTreeMap<String, String>,
@@ -415,6 +415,6 @@ pub struct WorkloadEntrySpec {
     pub locality: Option<String>,
     /// Weight in load balancing.
     pub weight: Option<u32>,
-    /// Service account of its identity.
+    /// Service account in the workload's identity.
     pub service_account: Option<String>,
 }

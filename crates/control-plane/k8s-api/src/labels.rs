@@ -7,7 +7,7 @@ pub const DATAPLANE_MODE: &str = "istio.io/dataplane-mode";
 pub const DATAPLANE_MODE_AMBIENT: &str = "ambient";
 /// Value of [`DATAPLANE_MODE`] that opts out.
 pub const DATAPLANE_MODE_NONE: &str = "none";
-/// Annotation of a pod, written by the node agent once the pod is captured.
+/// Annotation of a pod, which the node agent writes when it captures the pod.
 pub const REDIRECTION: &str = "ambient.istio.io/redirection";
 /// Value of [`REDIRECTION`] for a captured pod.
 pub const REDIRECTION_ENABLED: &str = "enabled";
@@ -49,8 +49,8 @@ pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 pub const TRAFFIC_DISTRIBUTION: &str = "networking.istio.io/traffic-distribution";
 /// Annotation of an AuthorizationPolicy: log only.
 pub const DRY_RUN: &str = "istio.io/dry-run";
-/// Annotation of an AuthorizationPolicy that is attached to a waypoint or to an object that the
-/// waypoint serves: name of the policy of pods, in the same namespace, that it is a copy of.
+/// Annotation of an AuthorizationPolicy with `targetRefs`: name of the layer 4 policy, in the same namespace, that it
+/// is the waypoint's copy of.
 pub const MIGRATED_FROM: &str = "ambit.io/migrated-from";
 /// Label of a ServiceEntry: `false` disables the allocation of addresses.
 pub const AUTO_ALLOCATE_IP: &str = "networking.istio.io/enable-autoallocate-ip";
@@ -58,7 +58,7 @@ pub const AUTO_ALLOCATE_IP: &str = "networking.istio.io/enable-autoallocate-ip";
 pub const USE_WAYPOINT: &str = "istio.io/use-waypoint";
 /// Label: the namespace of [`USE_WAYPOINT`].
 pub const USE_WAYPOINT_NAMESPACE: &str = "istio.io/use-waypoint-namespace";
-/// Label: a second waypoint beside [`USE_WAYPOINT`], for a fraction of the connections to services.
+/// Label: canary waypoint besides [`USE_WAYPOINT`], for a percentage of the connections to services.
 pub const USE_WAYPOINT_CANARY: &str = "istio.io/use-waypoint-canary";
 /// Label: the namespace of [`USE_WAYPOINT_CANARY`].
 pub const USE_WAYPOINT_CANARY_NAMESPACE: &str = "istio.io/use-waypoint-canary-namespace";
@@ -71,17 +71,19 @@ pub const INGRESS_USE_WAYPOINT: &str = "istio.io/ingress-use-waypoint";
 pub const REVISION: &str = "istio.io/rev";
 /// Label of a control plane's Service: a further name of its revision.
 pub const TAG: &str = "istio.io/tag";
-/// Label of the mesh's own objects.
+/// Label of all objects in Ambit's chart, with the value `ambit`.
 pub const PART_OF: &str = "app.kubernetes.io/part-of";
 /// Label of a Gateway or GatewayClass: destinations that the waypoint serves, `service`,
 /// `workload`, `all` or `none`.
 pub const WAYPOINT_FOR: &str = "istio.io/waypoint-for";
-/// Annotation of a Gateway: the single service account whose pods it serves.
+/// Annotation of a Gateway: service account whose pods it attaches without labels, instead of all pods of its
+/// namespace.
 pub const FOR_SERVICE_ACCOUNT: &str = "istio.io/for-service-account";
-/// Annotation of a Gateway: whether applications receive the caller in `x-forwarded-client-cert`.
+/// Annotation of a Gateway: whether requests to applications contain the client's identity in
+/// `x-forwarded-client-cert`.
 pub const XFCC_CLIENT_IDENTITY: &str = "ambient.istio.io/xfcc-include-client-identity";
-/// Annotation of a Gateway or GatewayClass: how node proxies in front of a waypoint's pods pass
-/// tunnels on to them: `PROXY` or `NONE`, with a port after a slash.
+/// Annotation of a Gateway or GatewayClass: how node proxies hand connections from HBONE tunnels over to the waypoint's
+/// pods, `PROXY` or `NONE`, with an optional port after a slash.
 pub const INBOUND_BINDING: &str = "ambient.istio.io/waypoint-inbound-binding";
 /// Annotation of a Gateway: settings of its waypoint, as YAML.
 pub const PROXY_CONFIG: &str = "proxy.istio.io/config";
@@ -91,10 +93,10 @@ pub const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
 pub const GATEWAY_MANAGED: &str = "gateway.istio.io/managed";
 /// Label that Kubernetes puts on each namespace: its name.
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
-/// Label of a Secret with registry credentials for the plugins of its namespace, which are sent to waypoints.
+/// Label of a Secret with registry credentials: waypoints receive it if a WasmPlugin of its namespace names it.
 pub const IMAGE_PULL: &str = "ambit.io/image-pull";
 /// Label selector of Secrets with [`IMAGE_PULL`].
 pub const IMAGE_PULL_SELECTOR: &str = "ambit.io/image-pull=true";
-/// Annotation of a manifest that only changes an object of another manifest: an object that only
-/// such manifests name does not exist. Not part of the merged object.
+/// Annotation of a manifest that only changes an object of another manifest, and creates none by itself. The merged
+/// object does not have the annotation.
 pub const OVERLAY: &str = "ambit.io/overlay";

@@ -18,9 +18,9 @@ use crate::{
 /// Default namespace of namespaced objects.
 const DEFAULT_NAMESPACE: ArcStr = arcstr::literal!("default");
 
-/// Lists every kind of object that the mesh reads, in the order of the initial sync: invokes the macro with type,
-/// whether the kind is namespaced, whether its definition is a custom one, and a description. All code by kind is
-/// generated from this list.
+/// Lists every kind of object that the mesh reads, in the order of the initial sync. Invokes the given macro with the
+/// type, whether the kind is namespaced, its `Definition`, and a description. All code by kind is generated from this
+/// list.
 #[macro_export]
 macro_rules! for_each_kind {
     ($then:ident) => {
@@ -58,15 +58,14 @@ macro_rules! for_each_kind {
     };
 }
 
-/// Source of a kind's API definition.
+/// Source of a kind's API definition: built into Kubernetes, or a CRD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Definition {
     /// Built into Kubernetes, always available.
     BuiltIn,
     /// CustomResourceDefinition, which may be missing, added or removed at run time.
     Custom,
-    /// CustomResourceDefinition of a kind without an effect: only the existence of its objects is
-    /// read.
+    /// CustomResourceDefinition of a kind without an effect, of which only the existence of objects is read.
     Unread,
 }
 
@@ -90,7 +89,7 @@ pub trait ObjectType:
 
 macro_rules! kinds {
     ($($kind:ident, $namespaced:literal, $definition:ident, $doc:literal;)*) => {
-        /// A kind of object that the mesh reads.
+        /// Kind of object that the mesh reads.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Kind { $(#[doc = $doc] $kind,)* }
 
@@ -108,7 +107,7 @@ macro_rules! kinds {
                 match self { $(Self::$kind => <$kind as Resource>::GROUP,)* }
             }
 
-            /// Returns the API version whose fields are all decoded.
+            /// Returns the API version that objects of the kind are read in.
             pub fn version(self) -> &'static str {
                 match self { $(Self::$kind => <$kind as Resource>::VERSION,)* }
             }
@@ -129,22 +128,22 @@ macro_rules! kinds {
             }
         }
 
-        /// One object. Cheap to clone.
+        /// Object of any kind, which is cheap to clone.
         #[derive(Clone, Debug, PartialEq)]
         pub enum Object { $(#[doc = $doc] $kind(Arc<$kind>),)* }
 
         impl Object {
-            /// Kind of the object.
+            /// Returns the kind of the object.
             pub fn kind(&self) -> Kind {
                 match self { $(Self::$kind(_) => Kind::$kind,)* }
             }
 
-            /// Metadata of the object.
+            /// Returns the metadata of the object.
             pub fn metadata(&self) -> &ObjectMeta {
                 match self { $(Self::$kind(object) => &object.metadata,)* }
             }
 
-            /// Status of the object.
+            /// Returns the status of the object.
             pub fn status(&self) -> &dyn Status {
                 match self { $(Self::$kind(object) => &**object,)* }
             }
@@ -186,7 +185,7 @@ impl Kind {
         self.group().ends_with(".istio.io")
     }
 
-    /// Returns whether `null` in a field of the kind is an error.
+    /// Returns whether `null` in the spec of the kind is an error.
     fn has_no_nulls(self) -> bool {
         (self.is_istio() && self.definition() != Definition::Unread)
             || self.group() == crate::ambit::GROUP
@@ -219,13 +218,13 @@ pub enum ReadKeyError {
     /// Object without a kind.
     #[error("has no kind")]
     NoKind,
-    /// A kind that the mesh does not read; not an error of the document.
+    /// Object of a kind that the mesh does not read, which is no error of the document.
     #[error("is a {0}, which the mesh does not read")]
     OtherKind(String),
     /// Object without a name.
     #[error("{0} has no metadata.name")]
     NoName(Kind),
-    /// A name that Kubernetes would reject, too.
+    /// Name or namespace that Kubernetes would also reject.
     #[error(
         "{kind} has the invalid {field} {value:?}: lower-case letters, digits, '-' and '.' are allowed"
     )]
@@ -316,7 +315,7 @@ impl fmt::Display for ObjectKey {
 pub struct InvalidObject {
     /// Path of the field, for instance `spec.rules[0].from`; `.` for the object itself.
     pub field: String,
-    /// Problem of the object.
+    /// Description of the problem with the field.
     pub message: String,
 }
 
@@ -337,8 +336,8 @@ impl Object {
     }
 }
 
-/// Returns the path of the first `null` below `value`. In a policy, an empty `from:` would
-/// otherwise count as absent, which allows every caller.
+/// Finds the first `null` below `value`, and extends `path` to it. In a policy, an empty `from:` would otherwise count
+/// as absent, which allows every client.
 fn null_path(value: &Value, path: &mut String) -> bool {
     let length = path.len();
     let found = |child: &Value, step: String, path: &mut String| {

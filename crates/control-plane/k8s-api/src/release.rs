@@ -1,23 +1,23 @@
-//! Releases of the Gateway API: which one the CRDs of a cluster are of, and which are known.
+//! Releases of the Gateway API: the release of a cluster's CRDs, and the releases that Ambit knows.
 
 use std::collections::BTreeMap;
 
-/// Annotation of the CRDs: their release.
+/// Annotation of the Gateway API's CRDs with their release.
 pub const BUNDLE_VERSION: &str = "gateway.networking.k8s.io/bundle-version";
 
 /// First and last known release: the first one has Gateways and routes as `v1`, the last one is the
 /// newest at the time of writing.
 const KNOWN_RELEASES: [(u64, u64); 2] = [(1, 0), (1, 6)];
 
-/// Reason why the release of the definitions is unknown.
+/// Reason why the release of the CRDs is missing or unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownRelease {
-    /// CRDs that do not name their release.
+    /// CRDs without the annotation of their release.
     #[error(
         "the definitions of the Gateway API do not say of which release they are (annotation {BUNDLE_VERSION}): install a release's own, v1.0 to v1.6"
     )]
     Unsaid,
-    /// Release that is not known.
+    /// Release outside of the range that Ambit knows.
     #[error(
         "the definitions of the Gateway API are those of {0}; known are v1.0 to v1.6: what others add has no effect"
     )]
@@ -42,7 +42,7 @@ pub fn known_release(
         .ok_or_else(|| UnknownRelease::Other(release.clone()))
 }
 
-/// Parses the major and minor number.
+/// Parses major and minor number of a release, such as `v1.6.0`.
 fn number(release: &str) -> Option<(u64, u64)> {
     let mut parts = release.strip_prefix('v')?.split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))

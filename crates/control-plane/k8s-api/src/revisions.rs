@@ -21,7 +21,7 @@ pub fn suffix(revision: &str) -> String {
     }
 }
 
-/// Entry of the directory: the labels of a control plane's Service.
+/// Revision and tag of a control plane, from the labels of its Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ControlPlane {
     revision: String,
@@ -41,16 +41,16 @@ impl ControlPlane {
     }
 }
 
-/// Revisions of the mesh, as one of its control planes knows them.
+/// Revisions of the mesh's control planes, as one of them knows them.
 #[derive(Clone, Debug)]
 pub struct Revisions {
     own: Box<str>,
-    /// Control planes by the name of their Service: the first one with a tag owns it.
+    /// Control planes by the name of their Service. If several have the same tag, it belongs to the first by name.
     services: BTreeMap<Box<str>, ControlPlane>,
 }
 
 impl Revisions {
-    /// Creates the directory of a mesh whose only known control plane is of the revision `own`.
+    /// Creates the directory of a mesh that only has the control plane of the revision `own`.
     pub fn new(own: &str) -> Self {
         Self {
             own: own.into(),
@@ -58,7 +58,7 @@ impl Revisions {
         }
     }
 
-    /// Updates a Service of the root namespace. Returns whether anything changed.
+    /// Updates the control plane of a Service in the root namespace. Returns whether anything changed.
     pub fn set(&mut self, service: &str, control_plane: Option<ControlPlane>) -> bool {
         let before = match control_plane.clone() {
             Some(of) => self.services.insert(service.into(), of),
@@ -81,8 +81,7 @@ impl Revisions {
         self.of(object, namespace) == &*self.own
     }
 
-    /// Returns whether a control plane of the mesh, this one or another, manages an object, and not
-    /// another implementation.
+    /// Returns whether any control plane of this mesh manages an object, rather than another implementation.
     pub fn is_of_mesh(&self, object: Option<&str>, namespace: Option<&str>) -> bool {
         let revision = self.of(object, namespace);
         let mut services = self.services.values();

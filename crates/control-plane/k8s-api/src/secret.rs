@@ -9,10 +9,10 @@ use serde::Deserialize;
 
 /// Type of Secrets with registry credentials.
 pub const DOCKER_CONFIG: &str = "kubernetes.io/dockerconfigjson";
-/// Key of the credentials.
+/// Key of the registry credentials in such a Secret.
 pub const DOCKER_CONFIG_KEY: &str = ".dockerconfigjson";
 
-/// Secret, reduced to what the mesh reads.
+/// Secret with the fields that the mesh reads.
 #[derive(Clone, Default, PartialEq, Deserialize)]
 pub struct Secret {
     /// Metadata of the Secret.

@@ -48,13 +48,13 @@ pub fn select_namespace(
     selectors.iter().any(|selector| matches(selector, &labels))
 }
 
-/// Reason why a selector cannot be used.
+/// Reason why a label selector is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidSelector {
-    /// Field that selectors do not have: its meaning is unknown.
+    /// Unknown field, whose meaning for the selection is unknown.
     #[error("has the unknown field {0:?}; selectors have matchLabels and matchExpressions")]
     Field(String),
-    /// Value of another form.
+    /// Value that cannot be deserialized as a selector.
     #[error("is not a label selector: {0}")]
     Form(#[from] serde_json::Error),
     /// Requirement that cannot be evaluated.
@@ -73,7 +73,7 @@ pub enum InvalidSelector {
 ///
 /// # Errors
 ///
-/// When any part of it is unknown.
+/// When a field or operator is unknown, or a value is missing.
 pub fn read(value: &Value) -> Result<LabelSelector, InvalidSelector> {
     let known = ["matchLabels", "matchExpressions"];
     let mut fields = value.as_object().into_iter().flatten();

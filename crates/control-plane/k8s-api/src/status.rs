@@ -19,7 +19,7 @@ pub trait Status {
     fn conditions(&self) -> Vec<Value>;
 }
 
-/// Condition that a controller wrote, with the fields that are displayed. All are optional.
+/// Condition in a status, with the fields that tools display; all are optional.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Condition {
@@ -30,7 +30,7 @@ pub struct Condition {
     pub status: String,
     /// Machine-readable reason, in CamelCase.
     pub reason: String,
-    /// Reason for people.
+    /// Message of the condition, for people.
     pub message: String,
     /// Generation of the object that the condition is about.
     pub observed_generation: Option<i64>,
@@ -45,7 +45,7 @@ pub struct DesiredCondition<'a> {
     pub is_true: bool,
     /// Machine-readable reason, in CamelCase.
     pub reason: &'a str,
-    /// Reason for people.
+    /// Message of the condition, for people.
     pub message: &'a str,
     /// Generation of the object that the condition is about.
     pub generation: Option<i64>,
@@ -56,8 +56,8 @@ impl DesiredCondition<'_> {
         if self.is_true { "True" } else { "False" }
     }
 
-    /// Returns whether a published condition of the type equals this one, regardless of its
-    /// transition time. Its generation may be a string.
+    /// Returns whether a published condition equals this one, regardless of its transition time. The published
+    /// generation may be a string.
     pub fn is_published(&self, published: &Value) -> bool {
         let text = |field: &str| text(published, field).unwrap_or_default();
         let generation = published.get("observedGeneration").and_then(|value| {
@@ -70,8 +70,7 @@ impl DesiredCondition<'_> {
             && generation == self.generation
     }
 
-    /// Returns the JSON form. Keeps the transition time of the published condition while the status
-    /// is the same.
+    /// Returns the condition as JSON. Keeps the transition time of the published condition if the status is unchanged.
     pub fn to_json(&self, published: Option<&Value>) -> Value {
         let status = self.status();
         let since = published
@@ -95,7 +94,7 @@ fn text<'a>(condition: &'a Value, field: &str) -> Option<&'a str> {
     condition.get(field)?.as_str()
 }
 
-/// Returns the current time in whole seconds, the precision of the API.
+/// Returns the current time in whole seconds, as in the Kubernetes API.
 fn now() -> String {
     let since_epoch = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -113,7 +112,7 @@ pub fn conditions(status: &Value) -> Vec<Value> {
     conditions.cloned().unwrap_or_default()
 }
 
-/// Kinds whose conditions are not used.
+/// Implements [`Status`] without conditions, for kinds whose conditions are not used.
 macro_rules! without_conditions {
     ($($kind:ident)*) => {
         $(impl Status for $kind {

@@ -12,7 +12,7 @@ use crate::{
 };
 
 custom_resource! {
-    /// Metrics, access logs and traces of requests.
+    /// Settings of metrics, access logs and traces.
     Telemetry, TelemetrySpec, "telemetry.istio.io", "telemetries", NamespaceResourceScope
 }
 
@@ -39,7 +39,7 @@ settings! {
         access_logging: Vec<AccessLogging>,
     }
 
-    /// Settings of tracing.
+    /// Tracing settings of a [`Telemetry`].
     Tracing {
         r#match: Option<Selector>,
         providers: Vec<ProviderRef>,
@@ -51,7 +51,7 @@ settings! {
         disable_context_propagation: Option<bool>,
     }
 
-    /// A tag of spans: one of these.
+    /// Value of a custom span tag: one of the fields is set.
     CustomTag {
         literal: Option<Literal>,
         environment: Option<Named>,
@@ -59,55 +59,55 @@ settings! {
         formatter: Option<Literal>,
     }
 
-    /// Value that is text.
+    /// Literal text, or a formatter expression.
     Literal {
         value: String,
     }
 
-    /// Value that is looked up by a name, and the one without it.
+    /// Name of a header or environment variable, with the default for requests without it.
     Named {
         name: String,
         default_value: String,
     }
 
-    /// The name of one of the mesh's providers.
+    /// Reference to one of the MeshConfig's `extensionProviders`.
     ProviderRef {
         name: String,
     }
 
-    /// Which side's proxy is meant.
+    /// Selection of proxies by their role: `CLIENT`, `SERVER` or `CLIENT_AND_SERVER`.
     Selector {
         mode: Option<String>,
     }
 
-    /// Settings of metrics.
+    /// Metric settings of a [`Telemetry`].
     Metrics {
         providers: Vec<ProviderRef>,
         overrides: Vec<MetricsOverride>,
         reporting_interval: Option<String>,
     }
 
-    /// Changes of some metrics.
+    /// Override of some metrics: disabled, or with changed tags.
     MetricsOverride {
         r#match: Option<MetricSelector>,
         disabled: Option<bool>,
         tag_overrides: BTreeMap<String, TagOverride>,
     }
 
-    /// Selection of metrics.
+    /// Selection of metrics by name, and of proxies by role.
     MetricSelector {
         metric: Option<String>,
         custom_metric: Option<String>,
         mode: Option<String>,
     }
 
-    /// Change of a label.
+    /// Change of a metric's tag: `UPSERT` or `REMOVE`.
     TagOverride {
         operation: Option<String>,
         value: String,
     }
 
-    /// Settings of access logs.
+    /// Access log settings of a [`Telemetry`].
     AccessLogging {
         r#match: Option<Selector>,
         providers: Vec<ProviderRef>,
@@ -115,7 +115,7 @@ settings! {
         filter: Option<Filter>,
     }
 
-    /// Which requests are logged.
+    /// Filter of logged requests, as a CEL expression.
     Filter {
         expression: String,
     }

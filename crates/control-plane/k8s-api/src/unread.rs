@@ -1,6 +1,5 @@
-//! Kinds of other meshes without an effect in this one: only the existence of their objects is
-//! read, in order to report it, and of some kinds not even that. [`instead_of`] names the
-//! replacement for each.
+//! Kinds of other meshes without an effect in this one. For some kinds the existence of objects is read, in order to
+//! report it; others are not read at all. [`instead_of`] names the replacement for each.
 
 use k8s_openapi::{NamespaceResourceScope, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, Serialize};
@@ -69,8 +68,8 @@ pub fn instead_of(group: &str, kind: &str) -> Option<&'static str> {
         .map(|(_, _, instead)| *instead)
 }
 
-/// Returns whether an API group has kinds that the mesh reads, or objects that are written for a
-/// mesh: their authors expect an effect.
+/// Returns whether an API group has kinds that the mesh reads, or kinds of other meshes, whose authors expect an
+/// effect.
 pub fn is_mesh_group(group: &str) -> bool {
     let gateway_api = ["gateway.networking.k8s.io", "gateway.networking.x-k8s.io"];
     group.ends_with(".istio.io") || gateway_api.contains(&group) || group == crate::ambit::GROUP
@@ -127,7 +126,7 @@ macro_rules! unread {
 }
 
 unread! {
-    /// Changes of Envoy's configuration.
+    /// Patches of Envoy's configuration, which have no effect.
     EnvoyFilter, "networking.istio.io", "envoyfilters";
 }
 

@@ -16,7 +16,7 @@ use crate::{
 };
 
 custom_resource! {
-    /// Routes of Istio's own API.
+    /// Routes in Istio's own API, by host.
     VirtualService, VirtualServiceSpec, "networking.istio.io", "virtualservices", NamespaceResourceScope
 }
 
@@ -46,7 +46,7 @@ parts! {
         export_to: Vec<String>,
     }
 
-    /// Rule for requests. The first rule that matches applies.
+    /// Rule for HTTP requests. The first rule that matches applies.
     HttpRule {
         name: Option<String>,
         #[serde(rename = "match")]
@@ -80,21 +80,21 @@ parts! {
         stat_prefix: Option<String>,
     }
 
-    /// Match of a text; without a value, of its presence.
+    /// Match of a string: exact, prefix or regular expression; if empty, of its presence.
     StringMatch {
         exact: Option<String>,
         prefix: Option<String>,
         regex: Option<String>,
     }
 
-    /// Destination with its weight.
+    /// Weighted destination of a rule, with header changes.
     RouteDestination {
         destination: Destination,
         weight: Option<i32>,
         headers: Option<Headers>,
     }
 
-    /// Host that requests go to.
+    /// Service that requests go to: host, subset and port.
     Destination {
         host: String,
         subset: Option<String>,
@@ -106,7 +106,7 @@ parts! {
         number: Option<i32>,
     }
 
-    /// Redirect that answers a request.
+    /// Redirect response of a rule.
     Redirect {
         uri: Option<String>,
         authority: Option<String>,
@@ -115,13 +115,13 @@ parts! {
         redirect_code: Option<i32>,
     }
 
-    /// Rewrite of the request's path or host.
+    /// Rewrite of the request's path or authority.
     Rewrite {
         uri: Option<String>,
         authority: Option<String>,
     }
 
-    /// Retries of a request.
+    /// Retry policy of a rule.
     Retries {
         attempts: i32,
         per_try_timeout: Option<String>,
@@ -129,19 +129,19 @@ parts! {
         backoff: Option<String>,
     }
 
-    /// Faults that are injected into requests.
+    /// Injected faults: delay and abort.
     Fault {
         delay: Option<Delay>,
         abort: Option<Abort>,
     }
 
-    /// Delay that is injected.
+    /// Injected delay, and the percentage of delayed requests.
     Delay {
         fixed_delay: Option<String>,
         percentage: Option<Percent>,
     }
 
-    /// Response that is injected.
+    /// Injected response, and the percentage of aborted requests.
     Abort {
         http_status: Option<i64>,
         grpc_status: Option<Value>,
@@ -153,26 +153,26 @@ parts! {
         value: f64,
     }
 
-    /// Destination of mirrored requests.
+    /// Destination and percentage of mirrored requests.
     Mirror {
         destination: Destination,
         percentage: Option<Percent>,
     }
 
-    /// Changes of headers.
+    /// Changes of request and response headers.
     Headers {
         request: HeaderChanges,
         response: HeaderChanges,
     }
 
-    /// Changes of the headers of one direction.
+    /// Changes of request headers or of response headers.
     HeaderChanges {
         set: BTreeMap<String, String>,
         add: BTreeMap<String, String>,
         remove: Vec<String>,
     }
 
-    /// CORS policy of the responses.
+    /// CORS policy of a rule.
     CorsPolicy {
         allow_origins: Vec<StringMatch>,
         allow_methods: Vec<String>,

@@ -12,7 +12,7 @@ use crate::{
     status::{self, Status},
 };
 
-/// Code that runs in waypoints.
+/// Proxy-Wasm plugin that waypoints run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WasmPlugin {
@@ -96,16 +96,16 @@ impl WasmPluginSpec {
     }
 }
 
-/// Image pull policy of a module.
+/// Pull policy of the image with a plugin's module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PullPolicy {
-    /// By tag: `latest` is always pulled, others once.
+    /// Depends on the tag: as `Always` for `latest`, as `IfNotPresent` for others.
     #[default]
     #[serde(rename = "UNSPECIFIED_POLICY")]
     Unspecified,
     /// Pulled if the module is not cached.
     IfNotPresent,
-    /// Whenever the plugin changes.
+    /// Pulled again whenever the plugin object changes.
     Always,
 }
 
@@ -122,7 +122,7 @@ pub enum PluginPhase {
     Stats,
 }
 
-/// Failure policy: handling of requests whose plugin cannot be called.
+/// Failure policy: handling of requests when the plugin cannot be loaded or fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum FailStrategy {
@@ -135,21 +135,21 @@ pub enum FailStrategy {
     FailReload,
 }
 
-/// Traffic that a plugin is for.
+/// Kind of traffic that a plugin processes: HTTP or TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum PluginType {
-    /// HTTP requests, by default.
+    /// Unset type, which means HTTP requests.
     #[default]
     #[serde(rename = "UNSPECIFIED_PLUGIN_TYPE")]
     Unspecified,
     /// HTTP requests, by an explicit type.
     Http,
-    /// Connections of TCP.
+    /// TCP connections (network filter).
     Network,
 }
 
-/// Environment of a module.
+/// Configuration of a plugin's virtual machine: environment variables.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct VmConfig {
@@ -178,7 +178,7 @@ pub enum EnvValueSource {
     Host,
 }
 
-/// Selection of requests.
+/// Selection of traffic by the proxy's role and by port.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 #[expect(missing_docs, reason = "the fields are the contract's")]
@@ -187,7 +187,7 @@ pub struct TrafficSelector {
     pub ports: Vec<PortSelector>,
 }
 
-/// Role of the proxy for matching traffic.
+/// Role of the proxy that traffic is matched for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 #[expect(missing_docs, reason = "the values are the contract's")]
@@ -199,7 +199,7 @@ pub enum WorkloadMode {
     ClientAndServer,
 }
 
-/// Selection of a port.
+/// Selection of a service port by its number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct PortSelector {

@@ -1,4 +1,4 @@
-//! Objects that come in: read by their kind, put into the view, with marks on what depends on them.
+//! Applies changed objects: parses them, stores their parsed form, and marks the records that depend on them.
 
 use ambit_k8s_api::{InvalidObject, Object, ObjectEvent, ObjectKey};
 use serde_json::Value;
@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Index {
-    /// Handles an event of an object. `pods` follows at once, records at the next flush.
+    /// Handles a change of an object. The directory `pods` is updated at once, records at the next flush.
     pub fn handle(&mut self, event: &ObjectEvent, pods: &mut PodDirectory) {
         match event {
             ObjectEvent::Applied { object, origin } => {
@@ -25,12 +25,12 @@ impl Index {
         }
     }
 
-    /// Applies an object that came or changed; `origin` is the file that it is written in, for its problems.
+    /// Applies a created or changed object; `origin` is the file of its manifest, which its problems name.
     pub fn apply(&mut self, object: &Object, origin: Option<&str>, pods: &mut PodDirectory) {
         self.take(object, &object.key(), origin, pods);
     }
 
-    /// Applies an object of a known type.
+    /// Applies an object of a statically known kind.
     pub(crate) fn apply_as<K: MeshKind>(
         &mut self,
         object: &K,
@@ -61,7 +61,7 @@ impl Index {
         }
     }
 
-    /// Handles an object that cannot be read at all.
+    /// Handles an object that cannot be deserialized: reports the problem, and puts the substitute in its place.
     pub fn refuse(
         &mut self,
         key: &ObjectKey,
@@ -80,8 +80,8 @@ impl Index {
         self.reports.set_problems(key, vec![problem]);
     }
 
-    /// Puts the fail-closed substitute of an unusable object in its place, unless a usable form of the object is known;
-    /// there may be none. Returns the consequence, as the end of a sentence.
+    /// Stores the fail-closed substitute of an invalid object, unless a valid version of it is known or its kind has no
+    /// substitute. Returns the consequence for the problem's message, as the end of a sentence.
     pub(crate) fn put_substitute<K: MeshKind>(
         &mut self,
         object: Option<&K>,
@@ -109,14 +109,14 @@ impl Index {
         }
     }
 
-    /// Removes an object.
+    /// Removes a deleted object.
     pub fn delete(&mut self, key: &ObjectKey, pods: &mut PodDirectory) {
         self.substitutes.remove(key);
         self.reports.set_problems(key, Vec::new());
         (functions(key.kind).remove)(self, key, pods);
     }
 
-    /// Replaces the input of an object, and marks the objects that depend on it.
+    /// Stores the parsed form of an object, and marks the records that depend on it.
     pub(crate) fn put<K: MeshKind>(
         &mut self,
         key: &ObjectKey,

@@ -1,4 +1,4 @@
-//! Records that go out: renders what is stale, publishes the differences and updates conditions.
+//! Flush: renders stale records, publishes those that changed, and updates the states for status conditions.
 
 use ambit_k8s_api::ObjectKey;
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Index {
-    /// Renders the stale records; returns those that changed.
+    /// Renders the stale records, and returns those that changed.
     pub fn flush(&mut self) -> Delta {
         let mut delta = Delta::default();
         self.decide_introductions();
@@ -63,7 +63,7 @@ impl Index {
         self.published.replace(maker, rendered, delta);
     }
 
-    /// Updates the states of the objects that a maker renders.
+    /// Updates the states of the objects that a unit renders.
     pub(crate) fn judge(&mut self, maker: &Maker) {
         let keys: Vec<ObjectKey> = match maker {
             Maker::Object(key) => vec![key.clone()],
@@ -83,7 +83,7 @@ impl Index {
 }
 
 impl MeshView {
-    /// Renders the records of a maker.
+    /// Renders the records of one unit.
     pub(crate) fn render(&self, maker: &Maker) -> Rendered {
         match maker {
             Maker::Object(key) => (functions(key.kind).render)(self, key),

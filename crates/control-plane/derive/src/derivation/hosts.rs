@@ -1,5 +1,5 @@
-//! The hosts that services and service entries declare: which object makes the record of each, in each
-//! namespace, and which record is canonical.
+//! Conflicts between Services and ServiceEntries that declare the same host: which object's record each namespace gets,
+//! and which record is canonical, for namespaces without one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,13 +14,14 @@ use crate::{
     view::{MeshView, attachment::Attachment, rendered::Rendered},
 };
 
-/// How the objects that declare one host are ordered: Kubernetes' own services, then by age, then by name.
+/// Precedence of an object that declares a host: Kubernetes Services first, then by age, then by name.
 type Rank<'a> = (bool, &'a str, &'a ArcStr, &'a ArcStr);
 
-/// By namespace: the rank of the object, whether every namespace sees what it makes, and which it is.
+/// By namespace: precedence of the object that wins there, whether its record is visible in all namespaces, and its
+/// key.
 type Winners<'a> = BTreeMap<&'a ArcStr, (Rank<'a>, bool, &'a ObjectKey)>;
 
-/// The object whose record counts where a namespace has none of its own.
+/// Returns the object whose record applies in namespaces that have no record of their own.
 fn canonical<'a>(winners: &Winners<'a>) -> Option<&'a ObjectKey> {
     let public = winners.values().filter(|(_, is_public, _)| *is_public);
     public.min().map(|(.., key)| *key)
@@ -40,7 +41,7 @@ impl MeshView {
         (functions(key.kind).claim)(self, key, host)
     }
 
-    /// The object that makes the record of a host in each namespace.
+    /// Returns the object with the highest precedence for a host in each namespace.
     fn winners<'a>(&'a self, host: &ArcStr) -> Winners<'a> {
         let mut winners = Winners::new();
         for key in self.declarers(host) {
@@ -56,14 +57,15 @@ impl MeshView {
         winners
     }
 
-    /// The object whose record of a host counts in a namespace: its own, else the canonical one.
+    /// Returns the object whose record of a host applies in a namespace: the namespace's own, else the canonical one.
     pub(crate) fn record_seen_in(&self, namespace: &ArcStr, host: &ArcStr) -> Option<&ObjectKey> {
         let winners = self.winners(host);
         let own = winners.get(namespace).map(|(.., key)| *key);
         own.or_else(|| canonical(&winners))
     }
 
-    /// The objects that make the records of a host, and whether all namespaces see what each makes.
+    /// Returns the objects from which the records of a host are rendered, and whether each record is visible in all
+    /// namespaces.
     pub(crate) fn records_of(&self, host: &ArcStr) -> Vec<(&ObjectKey, bool)> {
         let winners = self.winners(host).into_values();
         winners
@@ -71,8 +73,8 @@ impl MeshView {
             .collect()
     }
 
-    /// The records of a host: one a namespace, a Kubernetes service before service entries, older
-    /// before newer; one of them canonical, by the same order.
+    /// Renders the records of a host: one for each namespace, from the object with the highest precedence there; one of
+    /// them is canonical, by the same precedence. Also renders what waypoints need to serve the host.
     pub(crate) fn render_host(&self, host: &ArcStr) -> Rendered {
         let winners = self.winners(host);
         let canonical = canonical(&winners);
@@ -118,7 +120,8 @@ impl MeshView {
         rendered
     }
 
-    /// The waypoints that serve a host of an object whose record of it counts, and the one that it awaits.
+    /// Returns the waypoints that serve a host of an object: its own, the awaited one, the canary, and those of its
+    /// endpoints.
     pub(crate) fn waypoints_serving(
         &self,
         key: &ObjectKey,
@@ -135,12 +138,12 @@ impl MeshView {
         own.chain(canary).chain(of_endpoints).collect()
     }
 
-    /// The objects that declare a host.
+    /// Returns the Services and ServiceEntries that declare a host.
     pub(crate) fn declarers(&self, host: &ArcStr) -> impl Iterator<Item = &ObjectKey> + use<'_> {
         self.references.of(Edge::Declares, host)
     }
 
-    /// The hosts there are of a name, or of those that end with what follows its `*`.
+    /// Returns the declared hosts that match a pattern: a name, or `*` and a suffix.
     pub(crate) fn hosts_like(&self, pattern: &ArcStr) -> Vec<ArcStr> {
         let Some(end) = pattern.strip_prefix('*') else {
             let is_there = self.references.is_named(Edge::Declares, pattern);
@@ -150,7 +153,7 @@ impl MeshView {
         hosts.filter(|host| host.ends_with(end)).cloned().collect()
     }
 
-    /// The hosts of an entry whose record it makes.
+    /// Returns the hosts of a ServiceEntry for which it has the highest precedence in its namespace.
     pub(crate) fn hosts_won<'a>(
         &'a self,
         entry: &'a ServiceEntryInput,

@@ -1,7 +1,7 @@
-//! All current problems, as one list: for commands and debug pages, computed on request.
+//! List of all current problems, for commands and debug pages, computed on request.
 //!
-//! Beside the problems of objects, which the index keeps, these are the conditions that report trouble, and what no
-//! condition can say, since nothing writes on such objects.
+//! Besides the problems of objects, which the index stores, the list has conditions that report trouble, and problems
+//! of objects that have no status condition.
 
 use ambit_k8s_api::{
     EnvoyFilter, Gateway, Kind, Namespace, ObjectKey, Pod, labels, unread::instead_of,
@@ -18,7 +18,7 @@ use crate::{
     view::MeshView,
 };
 
-/// Namespaces that exist wherever there is a cluster.
+/// Namespaces that every cluster has, for which manifests need no Namespace object.
 const ALWAYS_THERE: [&str; 2] = ["default", "kube-system"];
 
 impl MeshView {
@@ -35,8 +35,8 @@ impl MeshView {
         }
     }
 
-    /// Namespaces and pods whose labels name a Gateway that is not there; of Services and entries their condition
-    /// reports it.
+    /// Reports Namespaces and pods whose labels name a Gateway that does not exist. For Services, ServiceEntries and
+    /// WorkloadEntries their conditions report it.
     fn missing_waypoints(&self, all: &mut Vec<Problem>) {
         let missing = self
             .references
@@ -69,7 +69,7 @@ impl MeshView {
         }
     }
 
-    /// Objects of a kind of which only their existence is read.
+    /// Reports all objects of a kind that has no effect.
     fn without_effect<K: Stored>(&self, all: &mut Vec<Problem>) {
         let kind = K::OBJECT_KIND;
         let instead = instead_of(kind.group(), kind.as_str()).unwrap_or_default();
@@ -90,7 +90,7 @@ impl MeshView {
 }
 
 impl Index {
-    /// Everything that is wrong at the moment, by object.
+    /// Returns all current problems, ordered by object.
     pub fn survey(&self) -> Vec<Problem> {
         let problems = self.problems();
         let mut all: Vec<_> = problems
@@ -142,7 +142,7 @@ fn warning(object: &ObjectKey, field: impl Into<String>, message: &str) -> Probl
     }
 }
 
-/// Name of a part of an object in messages: a listener's name, or the object that a route is attached to.
+/// Returns the name of a part of an object for messages: a listener's name, or the parent of a route.
 fn part_name(part: &Part) -> String {
     let text = |value: &Value| value.as_str().map(ToOwned::to_owned);
     let name = part.identity.get("name").and_then(text);

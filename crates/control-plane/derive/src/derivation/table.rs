@@ -1,5 +1,5 @@
-//! The table of the kinds: functions for an object of which only the key is at hand. It is made from the list in
-//! `ambit_k8s_api`: a kind that is listed there and has no file in `kinds` does not compile.
+//! Table of functions by kind, for objects of which only the key is known. The list of kinds in `ambit_k8s_api`
+//! generates it: a kind in the list without a file in `kinds` does not compile.
 
 use ambit_k8s_api::{
     AuthorizationPolicy, BackendTLSPolicy, ConfigMap, Deployment, DestinationRule, EndpointSlice,
@@ -21,14 +21,14 @@ use crate::{
     view::{MeshView, rendered::Rendered},
 };
 
-/// Functions for objects of one kind.
+/// Functions for objects of one kind, which they find by key.
 pub(crate) struct Functions {
     pub(crate) conditions: &'static [ConditionType],
     pub(crate) parts: Option<PartsType>,
     pub(crate) standing: fn(&MeshView, &ObjectKey) -> Option<Standing>,
     pub(crate) is_in_force: fn(&MeshView, &ObjectKey) -> bool,
     pub(crate) remove: fn(&mut Index, &ObjectKey, &mut PodDirectory),
-    /// Puts the substitute of an object that cannot be read in its place; see [`Index::put_substitute`].
+    /// Stores the substitute of an object that cannot be deserialized; see [`Index::put_substitute`].
     pub(crate) refuse: fn(&mut Index, &ObjectKey, &Value, &mut PodDirectory) -> &'static str,
     pub(crate) render: fn(&MeshView, &ObjectKey) -> Rendered,
     pub(crate) claim: for<'a> fn(&'a MeshView, &ObjectKey, &ArcStr) -> Option<Claim<'a>>,
@@ -68,9 +68,9 @@ fn readable_part<K: MeshKind>(key: &ObjectKey, value: &Value) -> Option<K> {
     K::readable_part(metadata, value.get("spec"))
 }
 
-/// Visitor of kinds, each with its type.
+/// Visitor that is called for each kind with its Rust type.
 pub trait KindVisitor {
-    /// Called once for each kind.
+    /// Visits the kind `K`.
     fn visit<K: Followed>(&mut self);
 }
 
@@ -83,22 +83,22 @@ macro_rules! table {
             }
         }
 
-        /// Returns the conditions that objects of a kind have.
+        /// Returns the types of status conditions that objects of a kind have.
         pub fn conditions(kind: Kind) -> &'static [ConditionType] {
             functions(kind).conditions
         }
 
-        /// Returns the parts of objects of a kind that have conditions of their own.
+        /// Returns the list in the status of objects of a kind whose entries have conditions; `None` if there is none.
         pub fn parts(kind: Kind) -> Option<PartsType> {
             functions(kind).parts
         }
 
-        /// Shows every kind to a visitor.
+        /// Calls a visitor for each kind.
         pub fn visit_kinds(visitor: &mut impl KindVisitor) {
             $(visitor.visit::<$kind>();)*
         }
 
-        /// Whether an object is attached to others, of which waypoints take care.
+        /// Whether an object has `targetRefs`, so that waypoints enforce it.
         pub fn is_attached(object: &Object) -> bool {
             match object {
                 $(Object::$kind(object) => Readable::is_attached(&**object),)*
@@ -106,7 +106,7 @@ macro_rules! table {
         }
 
         impl Index {
-            /// Reads an object and puts its input in place.
+            /// Parses an object by its kind, and stores its parsed form.
             pub(crate) fn take(
                 &mut self,
                 object: &Object,
@@ -125,7 +125,7 @@ macro_rules! table {
 ambit_k8s_api::for_each_kind!(table);
 
 impl MeshView {
-    /// Whether any rule of a policy is in force.
+    /// Whether any rule of a policy is in effect.
     pub fn is_in_force(&self, key: &ObjectKey) -> bool {
         (functions(key.kind).is_in_force)(self, key)
     }

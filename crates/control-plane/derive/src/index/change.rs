@@ -1,8 +1,8 @@
-//! Change of an object, as its kind gets it.
+//! Change of one stored object.
 
 use ambit_k8s_api::ObjectKey;
 
-/// Stored inputs of an object before and after a change; `None` if the object is not there.
+/// Parsed forms of an object before and after a change; `None` if the object does not exist.
 #[derive(Debug)]
 pub(crate) struct Change<'a, I> {
     pub(crate) key: &'a ObjectKey,
@@ -11,7 +11,7 @@ pub(crate) struct Change<'a, I> {
 }
 
 impl<'a, I> Change<'a, I> {
-    /// Returns the inputs that exist, the old one first.
+    /// Returns the parsed forms that exist, the old one first.
     pub(crate) fn both(&self) -> impl Iterator<Item = &'a I> {
         self.old.into_iter().chain(self.new)
     }

@@ -1,8 +1,8 @@
-//! Follows the namespaces that the mesh's settings leave out (`discoverySelectors`). Their objects stay stored and are
-//! hidden: they make no records, and references to them do not resolve. Their pods do not belong to the mesh: no node
-//! proxy gets a certificate for them.
+//! Updates the namespaces that `discoverySelectors` exclude. Objects of excluded namespaces stay stored and are hidden:
+//! no records are derived from them, and references to them do not resolve. Their pods do not belong to the mesh: no
+//! node proxy gets a certificate for them.
 //!
-//! The namespace without a name, of objects of the cluster, and the root namespace are never left out.
+//! The root namespace, and the empty namespace of cluster-scoped objects, are never excluded.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl MeshView {
-    /// Enrols the pods again: those of namespaces that are left out do not belong to the mesh.
+    /// Updates all pods in the directory: pods of excluded namespaces do not belong to the mesh.
     fn enrol_pods(&self, pods: &mut PodDirectory) {
         for (namespace, objects) in &self.namespaces {
             for pod in objects.all::<Pod>().values() {
@@ -27,7 +27,7 @@ impl MeshView {
 }
 
 impl Index {
-    /// Selects the discovered namespaces again, after a change of the settings or of the labels of a namespace.
+    /// Recomputes the selected namespaces, after a change of `discoverySelectors` or of a namespace's labels.
     pub(crate) fn discover(&mut self, pods: &mut PodDirectory) {
         let selectors = self
             .view
@@ -57,7 +57,7 @@ impl Index {
         }
     }
 
-    /// Marks every object and every host.
+    /// Marks the records of every object and every host as stale.
     fn mark_everything(&mut self) {
         let objects = self.view.namespaces.iter();
         let keys: Vec<ObjectKey> = objects

@@ -1,4 +1,4 @@
-//! Marks ServiceEntries whose hosts may be seen by other namespaces than before.
+//! Marks ServiceEntries whose hosts may have become visible or invisible in other namespaces.
 
 use ambit_k8s_api::{Kind, ObjectKey, ServiceEntry};
 use ambit_model::ArcStr;
@@ -6,7 +6,8 @@ use ambit_model::ArcStr;
 use crate::{index::Index, relations::references::Edge};
 
 impl Index {
-    /// Marks the entries with hosts that are short names of Services of a namespace, which exists now, or no more.
+    /// Marks the ServiceEntries with hosts that are short names of Services of a namespace, which has been created or
+    /// deleted.
     pub(crate) fn mark_short_names_of(&mut self, namespace: &ArcStr) {
         let entries: Vec<_> = self
             .view
@@ -17,7 +18,7 @@ impl Index {
         self.mark_claims(entries);
     }
 
-    /// Marks every entry: the administrator's setting has changed.
+    /// Marks every ServiceEntry, after a change of the default visibility (`defaultServiceExportTo`).
     pub(crate) fn mark_exports(&mut self) {
         let entries: Vec<_> = self
             .view
@@ -31,7 +32,7 @@ impl Index {
         self.mark_claims(entries);
     }
 
-    /// Marks entries that may have other hosts than before, or are seen by other namespaces.
+    /// Marks ServiceEntries that may declare other hosts than before, or have another visibility.
     fn mark_claims(&mut self, entries: Vec<ObjectKey>) {
         for key in entries {
             for host in self.view.hosts_of(&key) {

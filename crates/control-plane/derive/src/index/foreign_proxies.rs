@@ -1,4 +1,4 @@
-//! Follows the node proxies of another implementation.
+//! Updates the node proxies of other implementations.
 
 use crate::{
     index::{Index, change::Change},
@@ -6,7 +6,8 @@ use crate::{
 };
 
 impl Index {
-    /// Follows a pod that may be such a proxy, or may be on a node with one.
+    /// Updates the nodes with a node proxy of another implementation after a change of a pod, and marks the Gateways if
+    /// the pod is such a proxy or runs on such a node.
     pub(crate) fn follow_proxies(&mut self, change: &Change<'_, PodInput>) {
         let node_of = |pod: Option<&PodInput>| {
             let proxy = pod.filter(|pod| self.view.is_foreign_proxy(pod));
@@ -35,7 +36,8 @@ impl Index {
         }
     }
 
-    /// Marks the Gateways, if any node has such a proxy: their waypoints may have other pods there.
+    /// Marks the Gateways if any node has a node proxy of another implementation: their waypoints may have other pods
+    /// on the node.
     pub(crate) fn mark_passed_gateways(&mut self) {
         if !self.view.foreign_proxies.is_empty() {
             self.mark_gateways();

@@ -1,4 +1,4 @@
-//! Marks the objects that declare a host, and the hosts below a wildcard.
+//! Marks for changes of hosts: objects that declare a host, and hosts that a wildcard covers.
 
 use ambit_k8s_api::{Kind, ObjectKey, ServiceEntry};
 use ambit_model::ArcStr;
@@ -6,7 +6,7 @@ use ambit_model::ArcStr;
 use crate::{index::Index, relations::references::Edge};
 
 impl Index {
-    /// Marks the hosts below a host that is a wildcard: its waypoints may be others.
+    /// Marks the hosts that a wildcard covers, since the wildcard's waypoints may have changed.
     pub(crate) fn mark_narrower_hosts(&mut self, host: &ArcStr) {
         if !host.starts_with('*') {
             return;
@@ -16,8 +16,8 @@ impl Index {
         }
     }
 
-    /// Follows an object that declares other hosts than before: every record of them may change, and with it the
-    /// endpoints of all objects that declare them.
+    /// Updates the hosts that an object declares, and marks their records and the endpoints of all objects that declare
+    /// them.
     pub(crate) fn declare(&mut self, key: &ObjectKey, old: Vec<ArcStr>, new: Vec<ArcStr>) {
         self.view
             .references
@@ -28,7 +28,8 @@ impl Index {
         }
     }
 
-    /// Marks the ServiceEntries that declare a host, and their endpoints: another one may make its record.
+    /// Marks the ServiceEntries that declare a host, and their endpoints, since another entry may now own the host's
+    /// record.
     pub(crate) fn mark_declarers(&mut self, host: &ArcStr) {
         let entries = self.view.declarers(host);
         let entries = entries.filter(|key| key.kind == Kind::ServiceEntry);

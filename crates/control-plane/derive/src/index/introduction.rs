@@ -1,4 +1,4 @@
-//! Decides which waypoints bind, and marks the objects that depend on the decision.
+//! Decisions on which waypoints bind objects.
 
 use ambit_k8s_api::ObjectKey;
 use ambit_model::GatewayName;
@@ -6,7 +6,7 @@ use ambit_model::GatewayName;
 use crate::{index::Index, objects::binding::Binding, relations::references::Edge};
 
 impl Index {
-    /// Decides which waypoints bind, and marks the objects that depend on a changed decision.
+    /// Decides which waypoints bind objects, and marks the objects that depend on a changed decision.
     pub(crate) fn decide_introductions(&mut self) {
         let pending = &self.view.introductions.pending;
         if pending.is_empty() {
@@ -39,14 +39,14 @@ impl Index {
         }
     }
 
-    /// Marks the objects that keep a waypoint until the one that their label names is introduced.
+    /// Marks the objects that keep using a waypoint until the one that their label names has been ready.
     pub(crate) fn mark_keepers(&mut self, gateway: &GatewayName) {
         for key in self.view.introductions.keepers(gateway) {
             self.mark_bound(key);
         }
     }
 
-    /// Follows a label of an object that names another waypoint than before.
+    /// Updates the waypoint that an object's label names, after a change of the label.
     pub(crate) fn relabel(
         &mut self,
         key: &ObjectKey,

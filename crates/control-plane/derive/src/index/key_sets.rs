@@ -1,4 +1,4 @@
-//! Key sets that were fetched: marks the objects that name them.
+//! Stores fetched key sets, and marks the objects that name them.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Index {
-    /// Stores the state of a key set after an attempt to fetch it, and marks the objects that name it.
+    /// Stores the result of an attempt to fetch a key set, and marks the objects that name it.
     pub fn set_keys(&mut self, source: &KeySource, state: KeyState) {
         let old = self.view.key_sets.insert(source.clone(), state.clone());
         if old.is_some_and(|old| old == state) {
@@ -33,7 +33,7 @@ impl Index {
         }
     }
 
-    /// Forgets key sets that no object names any more.
+    /// Drops fetched key sets that are not in `named`, the key sets that objects name.
     pub fn forget_keys(&mut self, named: &BTreeSet<KeySource>) {
         self.view
             .key_sets

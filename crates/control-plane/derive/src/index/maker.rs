@@ -1,16 +1,16 @@
-//! Makers of records.
+//! Units in which records are rendered.
 
 use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_model::ArcStr;
 
-/// Maker of records: the unit in which they are marked as stale and rendered anew.
+/// Unit in which records are marked as stale and rendered again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Maker {
-    /// Maker of the records of a host, from all objects that declare it.
+    /// Records of a host, rendered from all objects that declare it.
     Host(ArcStr),
-    /// Maker of an object's own records.
+    /// Records rendered from one object.
     Object(ObjectKey),
-    /// Maker of the policy that refuses all plaintext in the mesh.
+    /// Policy that refuses all plaintext, which workloads with STRICT mTLS share.
     StaticStrict,
 }
 

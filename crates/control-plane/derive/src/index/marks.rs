@@ -1,4 +1,4 @@
-//! Marks for changes that concern objects of several kinds.
+//! Marks records as stale after changes that affect several kinds of objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,12 +17,12 @@ use crate::{
 };
 
 impl Index {
-    /// Marks the records that an object makes.
+    /// Marks the records of an object as stale.
     pub(crate) fn mark(&mut self, key: ObjectKey) {
         self.stale.insert(Maker::Object(key));
     }
 
-    /// Marks the records of a host, and the objects that depend on it.
+    /// Marks the records of a host as stale, and those of the objects that depend on it.
     pub(crate) fn mark_host(&mut self, host: ArcStr) {
         let declarers: Vec<_> = self.view.declarers(&host).cloned().collect();
         for object in &declarers {
@@ -39,19 +39,19 @@ impl Index {
         self.mark_only_host(host);
     }
 
-    /// Marks the records of a host without the objects that depend on it.
+    /// Marks the records of a host as stale, without the objects that depend on it.
     pub(crate) fn mark_only_host(&mut self, host: ArcStr) {
         self.stale.insert(Maker::Host(host));
     }
 
-    /// Marks the records of the hosts that an object declares.
+    /// Marks the hosts that an object declares, and the objects that depend on them.
     pub(crate) fn mark_hosts_of_object(&mut self, key: &ObjectKey) {
         for host in self.view.hosts_of(key) {
             self.mark_host(host);
         }
     }
 
-    /// Marks the records of all hosts that objects of a namespace declare.
+    /// Marks the hosts that all objects of a namespace declare, and the objects that depend on them.
     pub(crate) fn mark_hosts_of_namespace(&mut self, namespace: &ArcStr) {
         let Some(objects) = self.view.namespaces.get(namespace) else {
             return;
@@ -68,7 +68,8 @@ impl Index {
         }
     }
 
-    /// Marks objects that are attached to a Service or ServiceEntry or send traffic to it, rather than its own records.
+    /// Marks the policies and routes attached to a Service or ServiceEntry, and routes that send traffic to it, but not
+    /// its own records.
     pub(crate) fn mark_attached_to(&mut self, key: &ObjectKey) {
         let policies = self.view.references.of(Edge::PolicyTarget, key).cloned();
         let routes = self.view.references.of(Edge::RouteParent, key).cloned();
@@ -77,14 +78,14 @@ impl Index {
         self.mark_leading_to(key);
     }
 
-    /// Marks the routes with a Service as a backend, and the records of their services.
+    /// Marks the routes that have a Service as backend, and the hosts that these routes apply to.
     pub(crate) fn mark_leading_to(&mut self, key: &ObjectKey) {
         let routes = self.view.references.of(Edge::RouteBackend, key).cloned();
         self.stale.extend(routes.map(Maker::Object));
         self.mark_routes_to(key);
     }
 
-    /// Marks the objects that may have another waypoint because of a Gateway or its class.
+    /// Marks the objects that may get another waypoint after a change of a Gateway or its class.
     pub(crate) fn mark_gateway(&mut self, name: &GatewayName, class: &ArcStr) {
         let GatewayName {
             namespace,
@@ -132,7 +133,7 @@ impl Index {
         }
     }
 
-    /// Marks every Gateway without the objects that are bound to it.
+    /// Marks every Gateway, without the objects that are attached to it.
     pub(crate) fn mark_gateways(&mut self) {
         let key = |namespace: &ArcStr, name: &ArcStr| {
             ObjectKey::new(Kind::Gateway, namespace.clone(), name.clone())
@@ -160,8 +161,8 @@ impl Index {
         }
     }
 
-    /// Follows a control plane of the mesh that came, changed or went: Gateways may belong to another implementation, or
-    /// to this mesh now.
+    /// Updates a control plane of the mesh, which was added, changed or removed, and marks all Gateways: their
+    /// revisions may now belong to this mesh, or to another implementation.
     pub(crate) fn follow_control_plane(&mut self, service: &str, of: Option<ControlPlane>) {
         if self.view.revisions.set(service, of) {
             let namespaces: Vec<_> = self.view.namespaces.keys().cloned().collect();
@@ -171,7 +172,7 @@ impl Index {
         }
     }
 
-    /// Marks the Gateway with the name of a Service that came, changed or went.
+    /// Marks the Gateway that has the name of a Service, which was created, changed or deleted.
     pub(crate) fn mark_gateway_of(&mut self, service: &ObjectKey) {
         let (namespace, name) = (service.namespace.clone(), service.name.clone());
         let key = ObjectKey::new(Kind::Gateway, namespace.clone(), name.clone());
@@ -181,7 +182,7 @@ impl Index {
         }
     }
 
-    /// Marks the records of an object with a waypoint of its own, and those of others that depend on it.
+    /// Marks the records that depend on the waypoint of an object.
     pub(crate) fn mark_bound(&mut self, key: ObjectKey) {
         match key.kind {
             Kind::Namespace => {
@@ -196,8 +197,8 @@ impl Index {
         }
     }
 
-    /// Follows whether a pod chooses its waypoint itself: where a pod does, services have no common waypoint for their
-    /// endpoints.
+    /// Records whether a pod has its own label for a waypoint: services of a namespace with such a pod have no common
+    /// waypoint for their endpoints.
     pub(crate) fn mark_chooser(&mut self, pod: &ObjectKey, chooses: bool) {
         let namespace = &pod.namespace;
         let had_any = self.view.has_choosers(namespace);
@@ -210,7 +211,7 @@ impl Index {
         }
     }
 
-    /// Binds an object to the waypoint that its labels name now.
+    /// Updates the waypoint that the labels of an object select.
     pub(crate) fn bind(&mut self, key: &ObjectKey, old: Option<&Binding>, new: Option<&Binding>) {
         let gateway = |binding: Option<&Binding>| binding.and_then(Binding::gateway).cloned();
         if old != new {
@@ -220,7 +221,8 @@ impl Index {
         }
     }
 
-    /// Binds an object to other Gateways than before, whose notes depend on the objects that are bound to them.
+    /// Replaces the Gateways that an object is attached to, and marks these Gateways, whose notes depend on attached
+    /// objects.
     pub(crate) fn rebind(
         &mut self,
         key: &ObjectKey,
@@ -233,14 +235,14 @@ impl Index {
         self.mark_each_gateway(old.into_iter().chain(new));
     }
 
-    /// Marks some Gateways without the objects that are bound to them.
+    /// Marks the given Gateways, without the objects that are attached to them.
     fn mark_each_gateway(&mut self, names: impl IntoIterator<Item = GatewayName>) {
         for name in names {
             self.mark(ObjectKey::new(Kind::Gateway, name.namespace, name.name));
         }
     }
 
-    /// Binds an object to the canary that its labels name now.
+    /// Updates the canary waypoint that the labels of an object select.
     pub(crate) fn bind_canary(
         &mut self,
         key: &ObjectKey,
@@ -282,12 +284,13 @@ impl Index {
         self.stale.extend(keys);
     }
 
-    /// Marks the policy that refuses all plaintext.
+    /// Marks the policy that refuses all plaintext in the mesh.
     pub(crate) fn mark_static_strict(&mut self) {
         self.stale.insert(Maker::StaticStrict);
     }
 
-    /// Marks the records of entries, for instance because addresses that they name have other owners.
+    /// Marks the records of ServiceEntries and WorkloadEntries, for example because an address that they name has
+    /// another owner now.
     pub(crate) fn mark_entries(&mut self, entries: BTreeSet<ObjectKey>) {
         for key in entries {
             if key.kind == Kind::ServiceEntry {
@@ -301,7 +304,7 @@ impl Index {
         }
     }
 
-    /// Marks the workloads that a selector selects: pods and WorkloadEntries.
+    /// Marks the pods and WorkloadEntries of a namespace that a label selector matches.
     pub(crate) fn mark_selected(&mut self, namespace: &ArcStr, selector: Option<&Labels>) {
         let (Some(selector), Some(objects)) = (selector, self.view.namespaces.get(namespace))
         else {
@@ -320,7 +323,7 @@ impl Index {
             .extend(entries.map(|(name, _)| key(Kind::WorkloadEntry, name)));
     }
 
-    /// Marks the ServiceEntries of a namespace whose endpoints are workloads, which selectors may select.
+    /// Marks the ServiceEntries of a namespace with inline endpoints, which are workloads that policies may select.
     pub(crate) fn mark_endpoints_of_entries(&mut self, namespace: &ArcStr) {
         let Some(objects) = self.view.namespaces.get(namespace) else {
             return;
@@ -337,7 +340,7 @@ impl Index {
         self.stale.extend(keys);
     }
 
-    /// Marks every workload of a namespace.
+    /// Marks the records of all workloads of a namespace.
     pub(crate) fn mark_namespace(&mut self, namespace: &ArcStr) {
         let Some(objects) = self.view.namespaces.get(namespace) else {
             return;
@@ -359,7 +362,7 @@ impl Index {
         self.stale.extend(slices.map(key(Kind::EndpointSlice)));
     }
 
-    /// Marks every workload and every host.
+    /// Marks the records of all workloads and all hosts.
     pub(crate) fn mark_mesh(&mut self) {
         let hosts = self.view.references.names(Edge::Declares).cloned();
         let hosts = hosts.map(Maker::Host);
@@ -367,7 +370,7 @@ impl Index {
         self.mark_workloads();
     }
 
-    /// Marks every workload.
+    /// Marks the records of all workloads.
     pub(crate) fn mark_workloads(&mut self) {
         let namespaces: Vec<_> = self.view.namespaces.keys().cloned().collect();
         for namespace in &namespaces {

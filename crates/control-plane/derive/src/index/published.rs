@@ -1,4 +1,4 @@
-//! Records as last published, by their makers.
+//! Published records: the last version of each, by the unit that renders it.
 
 use std::{collections::HashMap, hash::Hash, sync::Arc};
 
@@ -13,7 +13,7 @@ use crate::{
     view::rendered::Rendered,
 };
 
-/// Records of all types.
+/// Last published records of all types.
 #[derive(Debug, Default)]
 pub(crate) struct Published {
     workloads: Records<WorkloadUid, Workload>,
@@ -23,7 +23,7 @@ pub(crate) struct Published {
 }
 
 impl Published {
-    /// Replaces the records of a maker; adds those that differ to `delta`.
+    /// Replaces the records of one unit, and adds those that changed or were removed to `delta`.
     pub(crate) fn replace(&mut self, maker: &Maker, new: Rendered, delta: &mut Delta) {
         let Rendered {
             workloads,
@@ -47,7 +47,7 @@ impl Published {
     }
 }
 
-/// The records of one type.
+/// Last published records of one type.
 #[derive(Debug)]
 struct Records<N, R> {
     by_name: HashMap<N, Arc<R>>,

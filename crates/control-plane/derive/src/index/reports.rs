@@ -1,5 +1,5 @@
-//! Reports on objects: their problems, their conflicts with others, and their states, with the objects of which these
-//! changed since they were last taken.
+//! Problems of objects, conflicts between objects, and states for status conditions, with the sets of objects whose
+//! reports changed since the last call of `take_changed_…`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,27 +10,27 @@ use crate::{
     problem::{Note, Problem, Severity},
 };
 
-/// Reports on objects, as described for the module.
+/// Problems, conflicts and states of objects.
 #[derive(Debug, Default)]
 pub(crate) struct Reports {
-    /// States of objects that depend on others.
+    /// States of objects that depend on other objects, for status conditions.
     standings: BTreeMap<ObjectKey, Standing>,
     standings_changed: BTreeSet<ObjectKey>,
     problems: BTreeMap<ObjectKey, Vec<Problem>>,
     problems_changed: BTreeSet<ObjectKey>,
-    /// Problems of objects for which parts of them have no effect because of others.
+    /// Problems of objects parts of which have no effect because other objects take precedence.
     conflicts: BTreeMap<ObjectKey, Vec<Problem>>,
     conflicts_changed: BTreeSet<ObjectKey>,
 }
 
 impl Reports {
-    /// Problems of objects, and their conflicts.
+    /// Returns the problems and conflicts of all objects.
     pub(crate) fn problems(&self) -> impl Iterator<Item = &Problem> {
         let own = self.problems.values().flatten();
         own.chain(self.conflicts.values().flatten())
     }
 
-    /// Problems and conflicts of one object.
+    /// Returns the problems and conflicts of one object.
     pub(crate) fn problems_of(&self, key: &ObjectKey) -> Vec<Problem> {
         let own = self.problems.get(key).into_iter().flatten();
         let conflicts = self.conflicts.get(key).into_iter().flatten();
@@ -70,12 +70,12 @@ impl Reports {
         }
     }
 
-    /// State of an object that depends on others.
+    /// Returns the state of an object as far as it depends on other objects.
     pub(crate) fn standing(&self, key: &ObjectKey) -> Option<&Standing> {
         self.standings.get(key)
     }
 
-    /// States of all objects that depend on others.
+    /// Returns the states of all objects that depend on other objects.
     pub(crate) fn standings(&self) -> impl Iterator<Item = (&ObjectKey, &Standing)> {
         self.standings.iter()
     }
@@ -84,7 +84,7 @@ impl Reports {
         std::mem::take(&mut self.standings_changed)
     }
 
-    /// Sets the state of an object; `None` removes it, of which no change is reported.
+    /// Sets the state of an object; `None` removes it without reporting a change.
     pub(crate) fn set_standing(&mut self, key: &ObjectKey, standing: Option<Standing>) {
         let Some(standing) = standing else {
             self.standings.remove(key);
@@ -97,7 +97,7 @@ impl Reports {
     }
 }
 
-/// Sets the problems of an object; whether they differ from before.
+/// Replaces the problems of an object. Returns whether they changed.
 fn replace(
     all: &mut BTreeMap<ObjectKey, Vec<Problem>>,
     key: &ObjectKey,

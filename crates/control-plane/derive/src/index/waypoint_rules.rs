@@ -1,4 +1,4 @@
-//! Marks the pods whose records have the scopes of a rule.
+//! Marks pods whose records list layer 7 rules of their waypoint, after a change of a rule.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Index {
-    /// Attaches a changed rule to its targets, and marks the pods that it could concern.
+    /// Updates the targets of a changed policy, and marks the pods that it could apply to.
     pub(crate) fn attach_rule(
         &mut self,
         key: &ObjectKey,
@@ -28,7 +28,7 @@ impl Index {
         }
     }
 
-    /// Marks the pods that a rule could concern which is attached to an object.
+    /// Marks the pods that a policy attached to `target` could apply to.
     fn mark_pods_of(&mut self, target: &ObjectKey) {
         let ObjectKey {
             namespace, name, ..
@@ -55,7 +55,8 @@ impl Index {
         }
     }
 
-    /// Marks the endpoints of a service. Without a selector, EndpointSlices written by hand name them.
+    /// Marks the endpoints of a service; without a selector, all workloads of the namespace, since EndpointSlices may
+    /// name them.
     fn mark_endpoints(&mut self, namespace: &ArcStr, selector: Option<&Labels>) {
         match selector {
             Some(_) => self.mark_selected(namespace, selector),

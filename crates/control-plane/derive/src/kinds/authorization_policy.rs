@@ -1,4 +1,4 @@
-//! Records and conditions of AuthorizationPolicies.
+//! Records and status conditions of AuthorizationPolicies.
 
 pub(crate) mod attached;
 pub(crate) mod callers;
@@ -111,7 +111,7 @@ impl MeshKind for AuthorizationPolicy {
     }
 }
 
-/// Whether a policy of the same namespace is a waypoint's copy of this one.
+/// Whether a waypoint policy of the same namespace is, by its annotation, a copy of this policy.
 fn has_copy(view: &MeshView, original: &ObjectKey) -> bool {
     let objects = view.objects(&original.namespace);
     let policies = objects.map(|objects| objects.all::<AuthorizationPolicy>().values());
@@ -123,8 +123,9 @@ fn has_copy(view: &MeshView, original: &ObjectKey) -> bool {
 }
 
 impl MeshView {
-    /// The policy of which an attached one is a copy, if node proxies enforce that at pods: with the same action and
-    /// rules, not on trial. What bypasses the copy's waypoint meets it instead.
+    /// Returns the layer 4 policy that a waypoint policy is a copy of, if node proxies enforce it (it is no dry run)
+    /// and both have the same action and rules. Connections that bypass the copy's waypoint are subject to the
+    /// original.
     pub(crate) fn enforced_original(&self, copy: &ObjectKey) -> Option<ObjectKey> {
         if copy.kind != Kind::AuthorizationPolicy {
             return None;
@@ -139,7 +140,7 @@ impl MeshView {
     }
 }
 
-/// The policies that a workload with these labels lists.
+/// Returns the names of the policies that the record of a workload with these labels lists.
 pub(crate) fn policies_for(
     view: &MeshView,
     namespace: &ArcStr,
@@ -174,7 +175,7 @@ pub(crate) fn policies_for(
 }
 
 impl PolicyInput {
-    /// The policy as node proxies see it, with principals under all names of the mesh's trust domain.
+    /// Returns the policy that node proxies receive, with principals expanded to all names of the mesh's trust domain.
     fn for_node_proxies(&self, names: &TrustDomainNames) -> Option<Authorization> {
         let mut sent = self.sent.clone()?;
         if let Some(rules) = self
@@ -192,7 +193,7 @@ impl PolicyInput {
         Some(sent)
     }
 
-    /// Note on the part that has no effect because of waypoints.
+    /// Builds the note on rules that have no effect on pods behind a waypoint.
     fn note(&self, view: &MeshView) -> Option<Note> {
         callers::note(view, self)
     }

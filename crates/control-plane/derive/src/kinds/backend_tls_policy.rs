@@ -1,7 +1,8 @@
-//! BackendTLSPolicies: waypoints begin TLS with the endpoints of the services that one is attached to.
+//! BackendTLSPolicies: waypoints originate TLS to the endpoints of the services that a policy is attached to.
 //!
-//! A policy takes precedence over `tls` of a `DestinationRule`; of several for the same port the one that names the
-//! port, then the oldest. An invalid one fails closed: requests are not sent in plaintext instead.
+//! A policy takes precedence over `tls` of a `DestinationRule`. Of several policies for the same port, one that names
+//! the port takes precedence, then the oldest. An invalid policy fails closed: requests are refused rather than sent in
+//! plaintext.
 
 pub(crate) mod conditions;
 
@@ -20,16 +21,16 @@ use crate::{
     view::MeshView,
 };
 
-/// Effect of a policy at a service.
+/// TLS settings that a policy gives a service, or one of its ports.
 #[derive(Clone, Debug)]
 pub(crate) struct BackendTls {
-    /// The port; all of them if `None`.
+    /// Service port that the settings are for; all ports if `None`.
     port: Option<u16>,
     tls: Result<Arc<DestinationTls>, ArcStr>,
 }
 
 impl BackendTls {
-    /// Replaces the TLS settings of a destination.
+    /// Overrides the TLS settings of a destination record.
     pub(crate) fn put_over(&self, destination: &mut WaypointDestination) {
         let put = |policy: &mut DestinationPolicy| match &self.tls {
             Ok(tls) => policy.tls = Some(tls.clone()),
@@ -89,7 +90,7 @@ impl MeshKind for BackendTLSPolicy {
 }
 
 impl BackendTlsInput {
-    /// Settings for waypoints, or the reason why nothing may be sent.
+    /// Returns the TLS settings with the resolved CA certificates, or the reason why requests are refused.
     fn resolved(&self, view: &MeshView) -> Result<Arc<DestinationTls>, Refused> {
         let tls = self.tls.as_ref().map_err(Clone::clone)?;
         let roots = match &tls.roots {
@@ -104,7 +105,7 @@ impl BackendTlsInput {
         }))
     }
 
-    /// The certificates of all ConfigMaps.
+    /// Returns the CA certificates of all ConfigMaps that the policy names, as PEM.
     fn authorities(&self, view: &MeshView, names: &[ArcStr]) -> Result<ArcStr, Refused> {
         let mut all = String::new();
         for name in names {
@@ -123,8 +124,8 @@ impl BackendTlsInput {
 }
 
 impl MeshView {
-    /// Effects of policies on the TLS with a Service's or ServiceEntry's endpoints; later ones come before earlier
-    /// ones.
+    /// Returns the TLS settings that policies give a Service or ServiceEntry, in the order in which they are applied:
+    /// those for all ports first, which settings for single ports override.
     pub(crate) fn backend_tls(&self, key: &ObjectKey) -> Vec<BackendTls> {
         let one = |(policy, port): (&BackendTlsInput, Option<u16>)| BackendTls {
             port,
@@ -146,8 +147,8 @@ impl MeshView {
             .collect()
     }
 
-    /// The policies for a Service or ServiceEntry with the ports they are for, the one that counts first of those for the
-    /// same port; those for all ports last.
+    /// Returns the policies attached to a Service or ServiceEntry, each with its port, by decreasing precedence for the
+    /// same port; policies for all ports come last.
     fn tls_policies(&self, key: &ObjectKey) -> Vec<(&BackendTlsInput, Option<u16>)> {
         let policies = self.references.of(Edge::PolicyTarget, key);
         let of_tls = |key: &&ObjectKey| key.kind == Kind::BackendTLSPolicy;
@@ -172,7 +173,7 @@ impl MeshView {
         all
     }
 
-    /// The ports of a name.
+    /// Returns the numbers of the service ports with a name.
     fn ports_named(&self, key: &ObjectKey, name: &str) -> BTreeSet<u16> {
         let ports = declared_ports(self, key).unwrap_or_default().into_iter();
         let of_name = ports.filter(|(of, ..)| *of == name);
@@ -181,7 +182,7 @@ impl MeshView {
 }
 
 impl Index {
-    /// Certificates of authorities have changed.
+    /// Marks the policies that name a ConfigMap with CA certificates, and the destinations of their services.
     pub(crate) fn mark_users_of_authorities(&mut self, map: &ObjectKey) {
         let of_namespace = self
             .view
@@ -199,7 +200,7 @@ impl Index {
         }
     }
 
-    /// Marks the records of a service's TLS, and the states of the policies for it.
+    /// Marks the hosts of a service and all BackendTLSPolicies attached to it, whose conditions depend on each other.
     fn mark_tls_of(&mut self, target: &ObjectKey) {
         for host in self.view.hosts_of(target) {
             self.mark_only_host(host);

@@ -1,6 +1,6 @@
-//! Waypoints that may call a service themselves: as a provider, as a collector, or for a plugin, which may name any. So
-//! that none calls in plaintext, all receive services with TLS origination; other rules go only to the waypoints of the
-//! service.
+//! Waypoints that call services on their own: authorization providers, telemetry collectors, and any host that a plugin
+//! names. So that none of these calls is in plaintext, all waypoints receive the destinations of services with TLS
+//! origination; other destinations are sent only to waypoints that forward requests to the service.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl MeshView {
-    /// Waypoints that receive a host because they may call it.
+    /// Returns all waypoints if a DestinationRule or one of `policies` originates TLS to a host, none otherwise.
     pub(crate) fn callers_in_tls(
         &self,
         host: &str,
@@ -27,14 +27,14 @@ impl MeshView {
         all.into_iter().flatten()
     }
 
-    /// Whether a rule for what is named so begins TLS.
+    /// Whether any DestinationRule with exactly this host pattern originates TLS.
     fn begins_tls(&self, pattern: &ArcStr) -> bool {
         let rules = self.references.of(Edge::DestinationRule, pattern);
         let mut rules = rules.filter_map(|key| self.get::<DestinationRule>(key));
         rules.any(RuleInput::begins_tls)
     }
 
-    /// Whether the rule that a waypoint follows for a service begins TLS.
+    /// Whether the DestinationRule that a waypoint applies to a service originates TLS.
     pub(crate) fn begins_tls_from(
         &self,
         gateway: &GatewayName,
@@ -44,7 +44,7 @@ impl MeshView {
         rule.is_some_and(RuleInput::begins_tls)
     }
 
-    /// Hosts for which rules begin TLS.
+    /// Returns the hosts for which some DestinationRule originates TLS.
     pub(crate) fn hosts_in_tls(&self) -> BTreeSet<ArcStr> {
         let patterns = self.references.names(Edge::DestinationRule);
         let patterns = patterns.filter(|pattern| self.begins_tls(pattern));
@@ -55,7 +55,7 @@ impl MeshView {
 }
 
 impl Index {
-    /// A Gateway is a waypoint now, or is none any more.
+    /// Marks the hosts to which TLS is originated, after the set of waypoints changed.
     pub(crate) fn mark_called_in_tls(&mut self) {
         let policies = self.view.references.of_mesh(Edge::BackendTls);
         let policies =

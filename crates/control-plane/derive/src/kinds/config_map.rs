@@ -1,8 +1,8 @@
-//! The ConfigMap `istio` of the root namespace, or `istio-REVISION`: Istio's MeshConfig, settings of the whole mesh that are followed while
-//! the mesh runs. Of others, the certificates of authorities that policies may refer to.
+//! The ConfigMap `istio` of the root namespace, or `istio-REVISION`: Istio's MeshConfig, settings of the whole mesh
+//! that may change while the mesh runs. Other ConfigMaps have CA certificates that BackendTLSPolicies may name.
 //!
-//! What is not supported is noted and changes nothing. What cannot be read, or concerns security and cannot be
-//! followed, leaves the last usable settings in force; without any, those of the control plane's own flags.
+//! Unsupported fields are noted and have no effect. If the MeshConfig cannot be parsed, or a security-relevant field is
+//! invalid, the last usable settings stay in effect; without any, the control plane's own flags apply.
 
 pub(crate) mod callee;
 pub(crate) mod ext_authz;
@@ -74,7 +74,7 @@ impl MeshKind for ConfigMap {
     }
 }
 
-/// Notes on trust bundles that cannot be fetched.
+/// Builds the notes on SPIFFE trust bundles that cannot be fetched.
 fn notes(view: &MeshView, settings: &MeshSettings) -> Vec<Note> {
     let all = settings.ca_certificates.iter().enumerate();
     let notes = all.filter_map(|(number, one)| {
@@ -90,29 +90,29 @@ fn notes(view: &MeshView, settings: &MeshSettings) -> Vec<Note> {
 }
 
 impl MeshView {
-    /// The object that the mesh's settings are in.
+    /// Returns the key of the ConfigMap with the MeshConfig.
     pub(crate) fn settings_key(&self) -> ObjectKey {
         let name = settings_name(&self.config);
         ObjectKey::new(Kind::ConfigMap, self.config.root_namespace.clone(), name)
     }
 
-    /// The mesh's settings, if there are any but those of the control plane's flags.
+    /// Returns the parsed MeshConfig, if there is one.
     pub(crate) fn settings(&self) -> Option<&MeshSettings> {
         self.get::<ConfigMap>(&self.settings_key())?.settings()
     }
 
-    /// A provider by its name.
+    /// Returns an extension provider of the MeshConfig by name.
     pub(crate) fn extension_provider(&self, name: &str) -> Option<&ExtensionProvider> {
         self.settings()?.providers.get(name)
     }
 
-    /// How waypoints normalize paths.
+    /// Returns how waypoints normalize paths, by the MeshConfig or else the control plane's flags.
     pub(crate) fn path_normalization(&self) -> PathNormalization {
         let own = self.settings().and_then(|one| one.path_normalization);
         own.unwrap_or(self.config.path_normalization)
     }
 
-    /// How many proxies before the mesh are trusted.
+    /// Returns the number of trusted proxies before the mesh, by the MeshConfig or else the control plane's flags.
     pub(crate) fn trusted_proxies(&self) -> u32 {
         let own = self.settings().and_then(|one| one.trusted_proxies);
         own.unwrap_or(self.config.trusted_proxies)

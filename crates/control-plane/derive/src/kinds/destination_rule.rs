@@ -1,9 +1,9 @@
-//! Destination rules: how waypoints treat the endpoints of services.
+//! DestinationRules: how waypoints treat the endpoints of services.
 //!
-//! A waypoint follows one rule for a service. It is looked for in the service's namespace, then in the waypoint's, then
-//! in the root namespace, among those that are exported to the waypoint's namespace; in a namespace one for the very
-//! host comes before wildcards, longer ones first, and the oldest before others for the same. (Istio looks in the
-//! namespace of the client first, which for it is the one of the proxy; a waypoint acts for the server.)
+//! A waypoint applies one rule to a service: the first that is found in the service's namespace, the waypoint's, or the
+//! root namespace, among rules exported to the waypoint's namespace. Within a namespace, a rule for the exact host
+//! takes precedence over wildcards, a longer wildcard over a shorter one, and the oldest over others for the same host.
+//! (Istio begins with the client's namespace, which for Istio is that of the proxy; a waypoint acts for the server.)
 
 pub(crate) mod conditions;
 pub(crate) mod subsets;
@@ -87,7 +87,7 @@ impl RuleInput {
     }
 }
 
-/// The forms in which a rule may name a host, the most exact first.
+/// Returns the values of a rule's `host` that match a host, the most specific first.
 pub(crate) fn patterns(host: &str) -> impl Iterator<Item = ArcStr> {
     let dots = host.match_indices('.').map(|(at, _)| at);
     let ends = dots.filter_map(|at| host.get(at..));
@@ -97,7 +97,7 @@ pub(crate) fn patterns(host: &str) -> impl Iterator<Item = ArcStr> {
 }
 
 impl MeshView {
-    /// The rule that a waypoint follows for a service.
+    /// Returns the rule that a waypoint applies to a service.
     pub(crate) fn rule_for(
         &self,
         service: &NamespacedHostname,
@@ -116,7 +116,7 @@ impl MeshView {
         })
     }
 
-    /// Whether the rule that a waypoint follows for a service has a subset.
+    /// Whether the rule that a waypoint applies to a service has a subset of this name.
     pub(crate) fn has_subset(
         &self,
         service: &NamespacedHostname,
@@ -127,8 +127,8 @@ impl MeshView {
         rule.is_some_and(|rule| rule.subsets.contains_key(subset))
     }
 
-    /// Destinations of an object's host for the waypoints that reach it, and for those that may call it themselves (see
-    /// [`super::callers`]).
+    /// Renders the destination of an object's host for each waypoint that forwards requests to it, and for waypoints
+    /// that may call it on their own (see [`super::callers`]).
     pub(crate) fn destinations(
         &self,
         key: &ObjectKey,
@@ -166,14 +166,15 @@ impl MeshView {
         served.chain(callers).collect()
     }
 
-    /// Whether there are traffic policies for any service.
+    /// Whether the mesh has any DestinationRule or BackendTLSPolicy.
     fn has_destinations(&self) -> bool {
         let mut rules = self.references.names::<ArcStr>(Edge::DestinationRule);
         let mut policies = self.references.of_mesh(Edge::BackendTls);
         rules.next().is_some() || policies.next().is_some()
     }
 
-    /// The waypoints that serve a host of an object, and those whose routes have it as a backend.
+    /// Returns the waypoints that forward requests to a host of an object: those that serve it, and those with a route
+    /// that has it as backend.
     pub(crate) fn waypoints_reaching(
         &self,
         key: &ObjectKey,
@@ -194,7 +195,7 @@ impl MeshView {
 }
 
 impl Index {
-    /// The backends of an object's routes may be reached by other waypoints than before.
+    /// Marks the backends of an object's routes, since other waypoints may now forward requests to them.
     pub(crate) fn mark_backends_of(&mut self, parent: &ObjectKey) {
         if !self.view.has_destinations() {
             return;
@@ -223,7 +224,7 @@ impl Index {
         }
     }
 
-    /// Marks the destination records of an object's hosts.
+    /// Marks the hosts of an object, whose destinations may have changed, and the rules for them.
     pub(crate) fn mark_destinations_of(&mut self, key: &ObjectKey) {
         for host in self.view.hosts_of(key) {
             self.mark_rules_of(&host);
@@ -231,7 +232,7 @@ impl Index {
         }
     }
 
-    /// The rules that may be for a host: their conditions list the waypoints that apply them.
+    /// Marks the rules that may apply to a host, since their conditions list the waypoints that apply them.
     pub(crate) fn mark_rules_of(&mut self, host: &str) {
         let rules: Vec<_> = patterns(host)
             .flat_map(|pattern| {

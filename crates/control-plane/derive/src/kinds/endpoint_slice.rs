@@ -1,4 +1,4 @@
-//! Records of the endpoints in EndpointSlices that are no pods of this cluster.
+//! Workload records of endpoints in EndpointSlices that are not pods of this cluster.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -42,7 +42,7 @@ impl MeshKind for EndpointSlice {
     }
 }
 
-/// Marks the slices of a service and the pods they name.
+/// Marks the EndpointSlices of a service, and the pods that they name.
 pub(crate) fn mark_of_service(index: &mut Index, service: &ObjectKey) {
     let objects = index.view.objects(&service.namespace);
     let slices = objects.map(|objects| objects.all::<EndpointSlice>().values());

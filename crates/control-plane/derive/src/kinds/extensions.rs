@@ -1,4 +1,4 @@
-//! Objects of our own kinds that rules of routes name in filters of the type `ExtensionRef`.
+//! Objects of Ambit's own kinds that routes name in filters of the type `ExtensionRef`.
 
 use ambit_k8s_api::ObjectKey;
 
@@ -10,13 +10,13 @@ use crate::{
     view::MeshView,
 };
 
-/// Marks the objects that depend on an extension.
+/// Marks an object of Ambit's own kinds, and the routes that name it in a filter.
 pub(crate) fn mark(index: &mut Index, key: &ObjectKey) {
     index.mark(key.clone());
     index.mark_leading_to(key);
 }
 
-/// Returns the state of an extension: the routes that name it.
+/// Returns the state of an object of Ambit's own kinds: the routes that name it in a filter.
 pub(crate) fn standing(view: &MeshView, key: &ObjectKey) -> Standing {
     let routes: Vec<String> = view
         .references

@@ -1,4 +1,4 @@
-//! Records and conditions of Gateways that are waypoints.
+//! Records and status conditions of Gateways that are waypoints.
 
 use std::collections::BTreeMap;
 
@@ -104,7 +104,7 @@ impl MeshKind for Gateway {
     }
 }
 
-/// Conditions of a listener, in Istio's words.
+/// Builds the status conditions of a listener, with Istio's reasons.
 fn judge((name, is_good): &(String, bool)) -> Part {
     let expected = "a waypoint has exactly one listener, of protocol HBONE and on port 15008";
     let verdict = |is_true: bool, is_trouble: bool, reason: &'static str| Verdict {

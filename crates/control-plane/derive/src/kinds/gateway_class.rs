@@ -1,4 +1,4 @@
-//! GatewayClasses: Gateways depend on them.
+//! GatewayClasses: a change marks the Gateways of the class.
 
 use ambit_k8s_api::GatewayClass;
 

@@ -12,49 +12,51 @@ use crate::{
     view::{MeshView, rendered::Rendered},
 };
 
-/// Precedence of an object among those that declare the same host.
+/// Claim of an object to the record of a host that it declares, with its precedence.
 #[derive(Debug)]
 pub(crate) struct Claim<'a> {
-    /// Kubernetes' own services come first.
+    /// Whether the object is a Kubernetes Service, which takes precedence over ServiceEntries.
     pub(crate) is_kubernetes: bool,
     /// Time of creation, see [`ambit_k8s_api::created`].
     pub(crate) created: &'a str,
-    /// Whether every namespace sees it.
+    /// Whether the host is visible in all namespaces, rather than only in the object's own.
     pub(crate) is_public: bool,
 }
 
-/// Kind of object in the mesh: what a change of an object marks, its records and its desired conditions.
+/// Kind of object that the mesh uses: which records become stale when an object changes, its records, and its desired
+/// status conditions.
 pub(crate) trait MeshKind: Stored {
-    /// Conditions that this control plane writes on objects of the kind.
+    /// Types of status conditions that this control plane writes on objects of the kind.
     const CONDITIONS: &'static [ConditionType] = &[];
 
-    /// Parts of objects of the kind that have conditions of their own.
+    /// List in the status whose entries have conditions, such as a Gateway's listeners; `None` if the kind has none.
     const PARTS: Option<PartsType> = None;
 
-    /// Marks what depends on an object: what is to be rendered anew.
+    /// Updates the relations of a changed object, and marks the records that depend on it as stale.
     fn changed(index: &mut Index, change: &Change<'_, Self::Input>, pods: &mut PodDirectory);
 
-    /// Renders the records that an object makes by itself.
+    /// Renders the records that belong to the object itself, rather than to a host that it declares.
     fn render(_view: &MeshView, _key: &ObjectKey, _input: &Self::Input) -> Rendered {
         Rendered::default()
     }
 
-    /// Whether and how an object competes for a host that it declared with [`Index::declare`].
+    /// Returns the object's claim to the record of a host that it declared with [`Index::declare`]; `None` if it may
+    /// not have the host.
     fn claim<'a>(_view: &MeshView, _input: &'a Self::Input, _host: &ArcStr) -> Option<Claim<'a>> {
         None
     }
 
-    /// Renders the record that an object makes of a host.
+    /// Renders the service record of a host, for which the object has the highest precedence.
     fn service(_view: &MeshView, _input: &Self::Input, _host: &ArcStr) -> Option<ServiceRecord> {
         None
     }
 
-    /// Returns the state of an object that depends on others; `None` if the kind has none.
+    /// Returns the state of an object as far as it depends on other objects; `None` if the kind has none.
     fn standing(_view: &MeshView, _key: &ObjectKey, _input: &Self::Input) -> Option<Standing> {
         None
     }
 
-    /// Whether any rule of a policy is in force.
+    /// Whether any rule of a policy is in effect.
     fn is_in_force(_input: &Self::Input) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! Namespaces: defaults for what is in them, and the cluster's network, which the root namespace names.
+//! Namespaces: defaults for objects in them, and the network of the cluster, which a label of the root namespace names.
 
 use ambit_k8s_api::{Namespace, Pod, labels};
 use ambit_model::ArcStr;
@@ -52,7 +52,7 @@ impl MeshKind for Namespace {
     }
 }
 
-/// The traffic distribution of a namespace's annotation.
+/// Returns the traffic distribution in a namespace's annotation.
 pub(crate) fn distribution<'a>(view: &'a MeshView, namespace: &ArcStr) -> Option<&'a str> {
     let namespaces = view.objects("")?.all::<Namespace>();
     namespaces.get(namespace)?.distribution.as_deref()

@@ -1,4 +1,4 @@
-//! Nodes: pods depend on them for their locality.
+//! Nodes: a change marks the pods on the node, whose locality is the node's.
 
 use ambit_k8s_api::Node;
 use ambit_model::{ArcStr, Locality};
@@ -21,7 +21,7 @@ impl MeshKind for Node {
     }
 }
 
-/// Where a node is; nowhere if it is not known.
+/// Returns the locality of a node; empty if the node is unknown.
 pub(crate) fn locality(view: &MeshView, name: &ArcStr) -> Locality {
     let nodes = view.objects("").map(|objects| objects.all::<Node>());
     let locality = nodes.and_then(|nodes| nodes.get(name));

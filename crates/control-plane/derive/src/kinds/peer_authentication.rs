@@ -1,9 +1,9 @@
 //! PeerAuthentication: which workloads refuse plaintext, and on which ports.
 //!
-//! Three levels: the mesh (root namespace, no selector), a namespace (no selector), workloads (by
-//! selector). Of several on one level the oldest counts. A level that is unset takes the mode of the
-//! level above. Refusing plaintext is a DENY policy of everything that has no identity: one static
-//! policy for whole workloads, one of its own for each PeerAuthentication whose ports differ.
+//! There are three levels: the mesh (root namespace, no selector), a namespace (no selector), workloads (by selector).
+//! The oldest of several objects on one level applies. If its mode is unset, the mode of the next wider level applies.
+//! Plaintext is refused by a DENY policy for clients without an identity: one static policy shared by workloads that
+//! refuse plaintext on all ports, and one policy for each PeerAuthentication whose ports differ in mode.
 
 use ambit_k8s_api::{Kind, ObjectKey, PeerAuthentication, Pod};
 use ambit_model::{Action, ArcStr, Authorization, Match, PolicyKey, Scope, StringMatch};
@@ -76,9 +76,9 @@ impl MeshKind for PeerAuthentication {
     }
 }
 
-/// Name of the policy that refuses all plaintext, in the root namespace.
+/// Name of the shared policy that refuses all plaintext, in the root namespace.
 const STATIC_STRICT: ArcStr = arcstr::literal!("istio_converted_static_strict");
-/// Beginning of the names of policies made for one PeerAuthentication.
+/// Prefix of the names of policies converted from one PeerAuthentication.
 const CONVERTED: &str = "converted_peer_authentication_";
 
 impl PeerAuthInput {
@@ -89,7 +89,8 @@ impl PeerAuthInput {
         }
     }
 
-    /// The policy for its ports, if some differ from the rest.
+    /// Returns the policy converted from the object, if the mode of some of its ports differs from the mode of the
+    /// others. `inherited` is the mode of the wider level.
     fn converted(&self, inherited: Mode) -> Option<Authorization> {
         self.selector.as_ref()?;
         let whole = self.mode.unwrap_or(inherited);
@@ -145,7 +146,7 @@ impl PeerAuthInput {
     }
 }
 
-/// The static policy.
+/// Returns the shared policy that refuses all plaintext.
 pub(crate) fn static_strict(root_namespace: &ArcStr) -> Authorization {
     let plaintext = Match {
         not_principals: vec![StringMatch::Presence],
@@ -162,13 +163,13 @@ pub(crate) fn static_strict(root_namespace: &ArcStr) -> Authorization {
     }
 }
 
-/// Whether the static policy is needed.
+/// Whether the shared policy is published: if there is any PeerAuthentication.
 pub(crate) fn any_plaintext_refused(view: &MeshView) -> bool {
     let mut all = view.all_objects();
     all.any(|(_, objects)| !objects.all::<PeerAuthentication>().is_empty())
 }
 
-/// The oldest of those without selector.
+/// Returns the oldest PeerAuthentication of a namespace without a selector.
 fn of_namespace(objects: &Objects) -> Option<&PeerAuthInput> {
     let policies = objects.all::<PeerAuthentication>().values();
     policies
@@ -176,7 +177,7 @@ fn of_namespace(objects: &Objects) -> Option<&PeerAuthInput> {
         .min_by(|a, b| a.age().cmp(&b.age()))
 }
 
-/// The mode of a namespace, before workloads' own.
+/// Returns the mode of a namespace, which workloads inherit.
 fn inherited(view: &MeshView, objects: &Objects) -> Mode {
     let own = of_namespace(objects).and_then(|policy| policy.mode);
     let of_mesh = || {
@@ -187,7 +188,7 @@ fn inherited(view: &MeshView, objects: &Objects) -> Mode {
 }
 
 impl MeshView {
-    /// The PeerAuthentication that makes a pod refuse plaintext on all ports, or on some.
+    /// Returns the PeerAuthentication that makes a pod refuse plaintext, on all ports or on some.
     pub fn strict_origin(&self, pod: &ObjectKey) -> Option<ObjectKey> {
         let labels = &self.get::<Pod>(pod)?.labels;
         let objects = self.objects(&pod.namespace)?;
@@ -205,7 +206,7 @@ impl MeshView {
     }
 }
 
-/// The oldest of those that select labels.
+/// Returns the oldest PeerAuthentication of a namespace whose selector matches the labels.
 fn selected<'a>(objects: &'a Objects, labels: &Labels) -> Option<&'a PeerAuthInput> {
     let policies = objects.all::<PeerAuthentication>().values();
     policies
@@ -216,7 +217,7 @@ fn selected<'a>(objects: &'a Objects, labels: &Labels) -> Option<&'a PeerAuthInp
         .min_by(|a, b| a.age().cmp(&b.age()))
 }
 
-/// The policy that a workload lists, if it refuses any plaintext.
+/// Returns the policy that the workload's record lists, if the workload refuses plaintext on any port.
 pub(crate) fn policy_for(
     view: &MeshView,
     namespace: &ArcStr,

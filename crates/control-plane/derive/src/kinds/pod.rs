@@ -1,4 +1,4 @@
-//! Records of pods: workloads.
+//! Workload records of pods.
 
 use std::net::IpAddr;
 
@@ -83,12 +83,12 @@ impl MeshKind for Pod {
 }
 
 impl PodInput {
-    /// How it is called in WDS.
+    /// Returns the uid of the pod's workload record.
     pub(crate) fn uid_in(&self, view: &MeshView) -> WorkloadUid {
         view.uid(&format!("/Pod/{}/{}", self.namespace, self.name))
     }
 
-    /// Facts about the pod for the directory.
+    /// Returns the facts about the pod for the [`PodDirectory`].
     pub(crate) fn facts(&self, view: &MeshView) -> PodFacts {
         let gateway = self.labels.get(labels::GATEWAY_NAME);
         PodFacts {
@@ -102,8 +102,9 @@ impl PodInput {
         }
     }
 
-    /// Whether the agent captures the pod, by its own rules, or has captured it: an agent that has other rules, and a
-    /// pod that is just leaving, are known by the agent's annotation. Not in a namespace that is left out.
+    /// Whether the pod belongs to the mesh: by the agent's rules, or because its annotation says that the agent
+    /// captured it, which covers agents with other rules and pods that are leaving the mesh. Pods of excluded
+    /// namespaces never do.
     fn is_enrolled(&self, view: &MeshView) -> bool {
         if view.is_left_out(&self.namespace) {
             return false;
@@ -175,7 +176,7 @@ fn without_waypoint(view: &MeshView, objects: &Objects, pod: &PodInput) -> Workl
     }
 }
 
-/// The services that it is an endpoint of.
+/// Returns the services that the pod is an endpoint of, with their target ports.
 fn services(view: &MeshView, objects: &Objects, pod: &PodInput) -> Services {
     let mut services = Services::new();
     for service in objects.all::<Service>().values() {

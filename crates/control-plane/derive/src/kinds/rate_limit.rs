@@ -1,4 +1,4 @@
-//! Records and conditions of RateLimits at waypoints.
+//! Records and status conditions of RateLimits.
 
 use ambit_k8s_api::{Kind, ObjectKey, RateLimit};
 use ambit_model::{self as model, ArcStr, NamespacedHostname};
@@ -17,7 +17,8 @@ use crate::{
 };
 
 impl Callee {
-    /// The service, if there is one and the rate limits of a namespace may have it called.
+    /// Resolves the rate-limit service. A service of another namespace needs a ReferenceGrant for RateLimits of
+    /// `namespace`.
     fn find(&self, view: &MeshView, namespace: &str) -> Result<NamespacedHostname, String> {
         let object = &self.object;
         if !view.may_call_for((Kind::RateLimit, namespace), object) {

@@ -1,6 +1,6 @@
-//! Reference grants: which routes of other namespaces may have services of a namespace as backends, which objects of
-//! other namespaces waypoints may call these services for, and of which namespaces Services and ServiceEntries have
-//! their attachments applied to requests to its pods, where these are their endpoints.
+//! ReferenceGrants permit three things to other namespaces: routes with this namespace's services as backends, calls by
+//! waypoints to these services on behalf of other namespaces' objects, and policies of other namespaces' Services and
+//! ServiceEntries that apply to requests to this namespace's pods, if the pods are their endpoints.
 
 use std::collections::BTreeSet;
 
@@ -78,7 +78,7 @@ impl MeshKind for ReferenceGrant {
 }
 
 impl MeshView {
-    /// The objects of a kind for which waypoints make calls.
+    /// Returns the objects of a kind and namespace on whose behalf waypoints make calls.
     fn callers(&self, kind: Kind, namespace: &ArcStr) -> Vec<ObjectKey> {
         let Some(objects) = self.objects(namespace) else {
             return Vec::new();
@@ -92,14 +92,14 @@ impl MeshView {
         names.into_iter().map(key).collect()
     }
 
-    /// Whether waypoints may call a service for an object of a namespace: of the same one, or with a grant. Unlike for
-    /// routes, no setting does without grants.
+    /// Whether waypoints may call a service on behalf of an object (kind, namespace): it is in the same namespace, or a
+    /// grant permits it. Unlike for routes, no setting disables this check.
     pub(crate) fn may_call_for(&self, from: (Kind, &str), service: &ObjectKey) -> bool {
         from.1 == service.namespace || self.is_granted(from, service)
     }
 
-    /// The services of other namespaces that waypoints may call for the objects of a kind and namespace. A hostname
-    /// that begins with `*.` means all Services of its namespace.
+    /// Returns the services of other namespaces that waypoints may call on behalf of objects (kind, namespace). A host
+    /// name that begins with `*.` means all Services of its namespace.
     pub(crate) fn granted_callees(&self, from: (Kind, &str)) -> Vec<NamespacedHostname> {
         let domain = &self.config.cluster_domain;
         let mut callees = BTreeSet::new();
@@ -125,7 +125,8 @@ impl MeshView {
         grants.any(|grant| grant.covers(from, &service.name))
     }
 
-    /// Pods of other namespaces to which objects attached to a Service or ServiceEntry apply.
+    /// Returns the pods of other namespaces that permit policies attached to a Service or ServiceEntry to apply to
+    /// them.
     pub(crate) fn grantors(&self, of: &ObjectKey) -> Vec<PodGrant> {
         let foreign = self.references.of_mesh(Edge::GrantsPods);
         let foreign = foreign.filter(|key| key.namespace != of.namespace);
@@ -146,7 +147,7 @@ impl MeshView {
         grantors
     }
 
-    /// Whether a route of a namespace may have a service as a backend.
+    /// Whether a route (kind, namespace) may have a service as backend.
     pub(crate) fn may_lead_to(&self, route: (Kind, &str), service: &ObjectKey) -> bool {
         if route.1 == service.namespace || self.config.reference_grants == ReferenceGrants::Ignored
         {

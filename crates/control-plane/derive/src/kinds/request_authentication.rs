@@ -1,5 +1,5 @@
-//! Request authentications: whose tokens waypoints take. Only those that are attached by `targetRefs` have an effect:
-//! node proxies read no requests.
+//! RequestAuthentications: JWT rules that waypoints enforce. Only objects with `targetRefs` have an effect, since node
+//! proxies do not read requests.
 
 use ambit_k8s_api::{ObjectKey, RequestAuthentication};
 use ambit_model::{Authentication, JwtKeys, JwtRule};
@@ -59,7 +59,7 @@ impl MeshKind for RequestAuthentication {
 }
 
 impl AuthenticationInput {
-    /// At which waypoints it is in force, and which of its keys cannot be had.
+    /// Builds the status condition: the waypoints that enforce the object, and key sets that cannot be fetched.
     fn verdict(&self, view: &MeshView) -> Verdict {
         if self.targets.0.is_empty() {
             return Verdict {

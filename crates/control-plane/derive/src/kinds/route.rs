@@ -1,5 +1,4 @@
-//! Routes of services, of every kind: their parents, backends and conditions. The rules of a kind are read in its own
-//! file.
+//! Routes whose parents are services, of every kind: their parents, backends and status conditions.
 
 pub(crate) mod attached;
 pub(crate) mod backends;
@@ -64,21 +63,21 @@ macro_rules! routes {
 routes! { HTTPRoute GRPCRoute TLSRoute TCPRoute }
 
 impl MeshView {
-    /// The routes of a service.
+    /// Returns the routes that have a service as parent.
     fn routes_of(&self, target: &ObjectKey) -> impl Iterator<Item = &RouteInput> {
         let routes = self.references.of(Edge::RouteParent, target);
         routes.filter_map(|key| self.route(key))
     }
 
-    /// The same, oldest first and then by name.
+    /// Returns the routes that have a service as parent, by precedence: the oldest first, then by name.
     fn sorted_routes_of(&self, target: &ObjectKey) -> Vec<&RouteInput> {
         let mut routes: Vec<_> = self.routes_of(target).collect();
         routes.sort_by_key(|route| route.age());
         routes
     }
 
-    /// The routes that a waypoint follows for requests to a host of a service, oldest first and then by name; after
-    /// those of the Gateway API the VirtualServices.
+    /// Renders the routes that a waypoint applies to requests to a host of a service: first those of the Gateway API,
+    /// by precedence, then VirtualServices.
     pub(crate) fn http_routes(
         &self,
         host: &ArcStr,
@@ -115,7 +114,8 @@ impl MeshView {
         routes.into_iter().filter_map(resolved).collect()
     }
 
-    /// The routes of a kind that a waypoint follows for connections to a service, oldest first and then by name.
+    /// Renders the routes of a kind (TCPRoute, TLSRoute) that a waypoint applies to connections to a service, by
+    /// precedence.
     pub(crate) fn stream_routes(
         &self,
         kind: Kind,
@@ -135,7 +135,7 @@ impl MeshView {
         routes.into_iter().filter_map(resolved).collect()
     }
 
-    /// The services that a route is for, each with a host of it.
+    /// Returns the services that a route applies to, each with one of its hosts.
     pub(crate) fn services_routed_by(&self, key: &ObjectKey) -> Vec<(ObjectKey, ArcStr)> {
         let route = self.route(key);
         let parents = route.into_iter().flat_map(|route| &route.parents);
@@ -154,8 +154,8 @@ impl MeshView {
 }
 
 impl Index {
-    /// Other objects may make the records of a host than before: routes that name it, or those objects, may lead
-    /// elsewhere.
+    /// Marks the routes that have a host, or an object that declares it, as backend: the host's record may now belong
+    /// to another object.
     pub(crate) fn mark_routes_naming(&mut self, host: &ArcStr) {
         let entries = self.view.declarers(host);
         let entries = entries.filter(|key| key.kind == Kind::ServiceEntry);
@@ -176,7 +176,8 @@ impl Index {
         }
     }
 
-    /// Routes have these Services as backends: the records of the routes' services change with them.
+    /// Marks the hosts of the parents of routes that have a Service as backend, since their records contain the
+    /// backend.
     pub(crate) fn mark_routes_to(&mut self, backend: &ObjectKey) {
         let routes: Vec<_> = self
             .view

@@ -1,4 +1,4 @@
-//! Secrets: plugins depend on them for their credentials.
+//! Secrets: a change marks the WasmPlugins that name the Secret as their `imagePullSecret`.
 
 use ambit_k8s_api::{ObjectKey, Secret};
 

@@ -1,4 +1,4 @@
-//! Records and conditions of Services.
+//! Records and status conditions of Services.
 
 use std::net::IpAddr;
 
@@ -96,7 +96,7 @@ impl MeshKind for Service {
 }
 
 impl ServiceInput {
-    /// The record, but for `canonical`.
+    /// Builds the service record, without the field `canonical`.
     pub(crate) fn record(
         &self,
         domain: &str,

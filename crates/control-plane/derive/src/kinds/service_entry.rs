@@ -1,4 +1,5 @@
-//! Records and conditions of ServiceEntries: services, and workloads of their endpoints.
+//! Records and status conditions of ServiceEntries: service records of their hosts, and workload records of their
+//! endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -116,9 +117,9 @@ fn is_prefix(net: &IpNet) -> bool {
     net.prefix_len() != net.max_prefix_len()
 }
 
-/// The Service or pod because of which an address of an entry is not published. Of a prefix, proxies leave out what
-/// Services and pods have in it; a node's address, which is no pod's own, they cannot tell from others, so that a
-/// prefix with pods of other namespaces is published only where connections keep their destination.
+/// Returns the Service or pod because of which an address of an entry is not published. For a prefix, proxies exclude
+/// the addresses that Services and pods own; they cannot exclude pods with their node's address. A prefix with pods of
+/// other namespaces is therefore published only if connections keep their original destination (resolution `NONE`).
 fn taken_by<'a>(
     view: &'a MeshView,
     entry: &ServiceEntryInput,
@@ -131,7 +132,8 @@ fn taken_by<'a>(
     owner.filter(|_| entry.resolution != Resolution::None)
 }
 
-/// Part of an entry's address that proxies leave out, or the reason why it is not published.
+/// Returns the text of the note on an address that is not published, or on a prefix that proxies apply only in part;
+/// `None` if no Service or pod owns an address of it.
 fn conflict(view: &MeshView, entry: &ServiceEntryInput, net: &IpNet) -> Option<String> {
     let taken = taken_by(view, entry, net);
     if let Some(owner) = taken.filter(|_| is_prefix(net)) {
@@ -151,7 +153,7 @@ fn conflict(view: &MeshView, entry: &ServiceEntryInput, net: &IpNet) -> Option<S
     ))
 }
 
-/// Notes on parts of an entry that have no effect because of other objects, or of the mesh's settings.
+/// Builds the notes on parts of an entry that have no effect because of other objects, or of the MeshConfig.
 fn conflicts(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec<Note> {
     let endpoints = entry.endpoints.iter().enumerate();
     let endpoints = endpoints.filter_map(|(number, endpoint)| {
@@ -169,7 +171,7 @@ fn conflicts(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec
         .collect()
 }
 
-/// Hosts that are not published, or to fewer namespaces than in the entry's `exportTo`.
+/// Builds the notes on hosts that are not published, or visible in fewer namespaces than `exportTo` requests.
 fn hidden(view: &MeshView, entry: &ServiceEntryInput) -> Vec<Note> {
     let own = &entry.namespace;
     let reserved = entry.hosts.iter().filter_map(|host| {
@@ -203,7 +205,8 @@ fn hidden(view: &MeshView, entry: &ServiceEntryInput) -> Vec<Note> {
     notes
 }
 
-/// Why nothing comes of the hosts that calls name.
+/// Builds the note on wildcard hosts with the resolution `DYNAMIC_DNS` that no waypoint serves: connections to them are
+/// refused.
 fn unresolved(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Option<Note> {
     if !entry.hosts.iter().any(|host| entry.resolves_named(host)) {
         return None;
@@ -263,8 +266,8 @@ fn workloads(view: &MeshView, key: &ObjectKey, entry: &ServiceEntryInput) -> Vec
 }
 
 impl ServiceEntryInput {
-    /// The record of one of its hosts with those of its addresses that are free, but for what depends on other
-    /// objects: `canonical` and `visibility`.
+    /// Builds the service record of one host, with the addresses that `is_free` accepts and without the fields that
+    /// depend on other objects: `canonical` and `visibility`.
     pub(crate) fn record(
         &self,
         host: &ArcStr,

@@ -1,8 +1,8 @@
-//! Telemetry: what waypoints tell of requests and connections.
+//! Telemetry objects: traces, access logs and metrics of waypoints.
 //!
-//! A waypoint receives it merged ([`merge`]): of the root namespace, its own namespace, the namespace of the service,
-//! objects attached to its Gateway or class, and objects attached to the service; the more specific takes precedence.
-//! Of several objects for the same the oldest counts.
+//! A waypoint receives merged settings ([`merge`]) from these levels, each of which overrides the ones before: the root
+//! namespace, the waypoint's namespace, the namespace of the service, objects attached to the waypoint's GatewayClass
+//! or Gateway, objects attached to the service. The oldest of several objects on one level applies.
 
 pub(crate) mod levels;
 pub(crate) mod merge;
@@ -49,7 +49,7 @@ impl MeshKind for Telemetry {
     }
 }
 
-/// Which waypoints follow it.
+/// Builds the status condition, which lists the waypoints that apply a Telemetry object.
 fn verdict(view: &MeshView, key: &ObjectKey, input: &TelemetryInput) -> Verdict {
     let mut followed: BTreeSet<GatewayName> = BTreeSet::new();
     let mut instead = None;
@@ -85,7 +85,7 @@ fn verdict(view: &MeshView, key: &ObjectKey, input: &TelemetryInput) -> Verdict 
     }
 }
 
-/// Telemetry of a waypoint, and notes on parts that have no effect.
+/// Renders the telemetry records of a waypoint, and notes on parts that have no effect.
 pub(crate) fn render(
     view: &MeshView,
     gateway: &GatewayName,
@@ -108,7 +108,7 @@ pub(crate) fn render(
 }
 
 impl MeshView {
-    /// Whether there is any.
+    /// Whether there is any Telemetry object.
     pub(crate) fn has_telemetry(&self) -> bool {
         let mut all = self.all_objects();
         all.any(|(_, objects)| !objects.all::<Telemetry>().is_empty())
@@ -126,7 +126,7 @@ impl MeshView {
         scopes.collect()
     }
 
-    /// The scopes for which a waypoint receives settings of their own.
+    /// Returns the scopes (waypoint, namespace, service) for which a waypoint receives its own telemetry record.
     fn telemetry_scopes_of(&self, gateway: &GatewayName) -> Vec<ambit_model::TelemetryScope> {
         use ambit_model::{NamespacedHostname, TelemetryScope};
         let mut scopes = vec![TelemetryScope::Waypoint];
@@ -157,7 +157,7 @@ impl MeshView {
 }
 
 impl Index {
-    /// All telemetry records must be rendered anew.
+    /// Marks all Telemetry objects, and the Gateways, whose records contain the merged settings.
     pub(crate) fn mark_telemetry(&mut self) {
         let all: Vec<ObjectKey> = self
             .view
@@ -171,7 +171,7 @@ impl Index {
         self.mark_gateways();
     }
 
-    /// The same, if an object's hosts or waypoint matter for it.
+    /// Marks all Telemetry objects if one of them is attached to an object whose hosts or waypoint changed.
     pub(crate) fn mark_telemetry_of(&mut self, target: &ObjectKey) {
         let is_named = {
             let mut policies = self.view.references.of(Edge::PolicyTarget, target);

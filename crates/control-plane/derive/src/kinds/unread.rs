@@ -1,4 +1,4 @@
-//! Objects that have no effect here: a waypoint's Gateway reports their objects.
+//! Objects that have no effect on waypoints, which the Gateways of waypoints report.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,8 @@ impl MeshKind for EnvoyFilter {
     }
 }
 
-/// All such objects in a namespace, as text: EnvoyFilters, and VirtualServices that are for gateways alone.
+/// Returns the objects of a namespace that have no effect, as text: EnvoyFilters, and VirtualServices for gateways
+/// alone.
 fn present(namespace: &str, objects: &Objects) -> Vec<String> {
     let filters = objects.all::<EnvoyFilter>().keys();
     let filters = filters.map(|name| (Kind::EnvoyFilter, name));
@@ -34,8 +35,9 @@ fn present(namespace: &str, objects: &Objects) -> Vec<String> {
         .collect()
 }
 
-/// Note on a waypoint's Gateway: objects in its namespace, in the root namespace, and in those whose labels, or whose
-/// services' labels, name it. Whether one of them means this waypoint in particular is not read.
+/// Builds the note on a waypoint's Gateway about objects that have no effect: in its namespace, in the root namespace,
+/// and in namespaces whose label, or whose services' labels, name the Gateway. Selectors of these objects are not
+/// evaluated.
 pub(crate) fn note(view: &MeshView, gateway: &GatewayName) -> Option<Note> {
     let mut namespaces: BTreeSet<&ArcStr> =
         [&gateway.namespace, &view.config.root_namespace].into();

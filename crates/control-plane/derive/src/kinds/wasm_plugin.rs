@@ -1,4 +1,4 @@
-//! Records and conditions of WasmPlugins at waypoints.
+//! Records and status conditions of WasmPlugins.
 
 use ambit_k8s_api::{Kind, ObjectKey, Secret, WasmPlugin, labels, secret::DOCKER_CONFIG};
 use ambit_model::{NamespacedHostname, WaypointExtension};
@@ -13,8 +13,8 @@ use crate::{
     view::{MeshView, rendered::Rendered},
 };
 
-/// Namespace and host of a callee that no Service has: it lets the module of a plugin be fetched from any Service and
-/// pod, because the plugin is the administrator's.
+/// Namespace and host, which no Service has, that permit to fetch a plugin's module from any Service or pod: for
+/// plugins of the root namespace, which administrators write.
 const ANYWHERE: &str = "*";
 
 impl MeshKind for WasmPlugin {
@@ -85,14 +85,14 @@ impl MeshKind for WasmPlugin {
 }
 
 impl PluginInput {
-    /// Credentials of its Secret, if there is one that can be used.
+    /// Returns the credentials in the plugin's Secret, if the Secret exists and is usable.
     fn credentials(&self, view: &MeshView) -> Option<Vec<u8>> {
         let credentials = view.get::<Secret>(self.pull_secret.as_ref()?)?;
         Some(credentials.0.to_vec())
     }
 }
 
-/// A Secret that is named and cannot be used.
+/// Builds the status condition for an `imagePullSecret` that does not exist or is not usable.
 fn without_credentials(secret: &ObjectKey) -> Verdict {
     let message = format!(
         "spec.imagePullSecret: there is no {secret} of the type {DOCKER_CONFIG} with the label {}: the image is pulled \

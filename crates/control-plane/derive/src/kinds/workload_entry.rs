@@ -1,5 +1,4 @@
-//! Workload entries: each is a workload outside Kubernetes; and the endpoints that service entries list, which
-//! are written alike.
+//! Workload records of WorkloadEntries, and of the endpoints in ServiceEntries, which have the same fields.
 
 use std::collections::BTreeSet;
 
@@ -75,7 +74,7 @@ impl MeshKind for WorkloadEntry {
     }
 }
 
-/// The pod whose address an endpoint outside Kubernetes names.
+/// Returns the pod that owns the address of an endpoint in this cluster's network.
 fn pod_at<'a>(view: &'a MeshView, endpoint: &EndpointInput) -> Option<&'a ObjectKey> {
     let is_here = endpoint
         .network
@@ -84,7 +83,7 @@ fn pod_at<'a>(view: &'a MeshView, endpoint: &EndpointInput) -> Option<&'a Object
     view.pod_at(&endpoint.ip().filter(|_| is_here)?)
 }
 
-/// The workload of an endpoint outside Kubernetes.
+/// Builds the workload record of an endpoint of a WorkloadEntry or ServiceEntry.
 pub(crate) fn workload_of_endpoint(
     view: &MeshView,
     objects: &Objects,
@@ -145,7 +144,7 @@ pub(crate) fn workload_of_endpoint(
     workload
 }
 
-/// Whether the address of an endpoint is a pod's.
+/// Builds the note on an endpoint whose address belongs to a pod.
 pub(crate) fn conflict(view: &MeshView, field: &str, endpoint: &EndpointInput) -> Option<Note> {
     let pod = pod_at(view, endpoint)?;
     let message = format!(
@@ -156,7 +155,7 @@ pub(crate) fn conflict(view: &MeshView, field: &str, endpoint: &EndpointInput) -
 }
 
 impl MeshView {
-    /// How the workload of an entry is called in WDS.
+    /// Returns the uid of the workload record of a WorkloadEntry.
     pub(crate) fn uid_of_entry(&self, namespace: &str, name: &str) -> WorkloadUid {
         self.uid(&format!(
             "networking.istio.io/WorkloadEntry/{namespace}/{name}"

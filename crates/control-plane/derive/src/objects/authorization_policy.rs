@@ -1,4 +1,5 @@
-//! Authorization policies: each is a policy of the workloads that it selects.
+//! Parsing of AuthorizationPolicies. Node proxies enforce policies with a selector or without targets; waypoints
+//! enforce policies that are attached to objects by `targetRefs`.
 
 pub(crate) mod attached;
 pub(crate) mod http;
@@ -47,7 +48,8 @@ impl Readable for AuthorizationPolicy {
         PolicyInput::substitute(self, config)
     }
 
-    /// Its scope. One that cannot be read either is the whole namespace.
+    /// Reads the selector and the targets of the policy alone; without a readable selector and targets, the scope is
+    /// the whole namespace.
     fn readable_part(metadata: ObjectMeta, spec: Option<&Value>) -> Option<Self> {
         Some(Self {
             metadata,
@@ -139,8 +141,8 @@ impl PolicyInput {
         Ok((input, notes))
     }
 
-    /// The fail-closed substitute: everything in its scope is refused. Nothing for a policy that would not
-    /// be enforced here anyway.
+    /// Builds the fail-closed substitute, which denies everything in the policy's scope. `None` for dry-run policies,
+    /// and for policies whose targets can mean no object.
     fn substitute(policy: &AuthorizationPolicy, config: &MeshConfig) -> Option<Self> {
         if is_dry_run(policy) == Ok(true) {
             return None;
@@ -160,7 +162,8 @@ impl PolicyInput {
         Some(Self::sent(policy, config, Action::Deny, everything, false))
     }
 
-    /// Policy that node proxies enforce: these rules, in the scope of the policy's selector and namespace.
+    /// Builds the policy that node proxies enforce: the given rules, in the scope of the policy's selector and
+    /// namespace.
     fn sent(
         policy: &AuthorizationPolicy,
         config: &MeshConfig,

@@ -1,4 +1,4 @@
-//! BackendTLSPolicies as they are stored.
+//! Parsing of BackendTLSPolicies.
 
 pub(crate) mod input;
 pub(crate) mod read;
@@ -47,7 +47,7 @@ impl Readable for BackendTLSPolicy {
 }
 
 impl BackendTlsInput {
-    /// Targets of the policy.
+    /// Returns the objects that the policy's `targetRefs` name.
     pub(crate) fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
         self.targets.iter().map(|target| &target.key)
     }

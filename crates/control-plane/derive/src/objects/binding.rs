@@ -1,21 +1,21 @@
-//! Waypoints that the labels of an object name.
+//! Waypoints that the labels of an object select (`istio.io/use-waypoint` and the labels of canaries).
 
 use ambit_k8s_api::{ObjectMeta, labels};
 use ambit_model::GatewayName;
 
 use crate::labels::Labels;
 
-/// Binding that labels ask for.
+/// Waypoint that the label `istio.io/use-waypoint` of an object selects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Binding {
-    /// No waypoint, whatever else would apply.
+    /// The value `none`: no waypoint, even if the namespace's label names one.
     Nothing,
-    /// Binding to a Gateway.
+    /// The waypoint of a Gateway.
     To(GatewayName),
 }
 
 impl Binding {
-    /// The labels of an object of a namespace; `None`: they say nothing.
+    /// Parses the labels of an object in `namespace`; `None` if `istio.io/use-waypoint` is unset or empty.
     pub(crate) fn of(all: &Labels, namespace: &str) -> Option<Self> {
         let name = all
             .get(labels::USE_WAYPOINT)
@@ -29,7 +29,7 @@ impl Binding {
         Some(Self::To(GatewayName::new(namespace, name.as_str())))
     }
 
-    /// The Gateway that is named.
+    /// Returns the Gateway that the label names; `None` if the value is `none`.
     pub(crate) fn gateway(&self) -> Option<&GatewayName> {
         match self {
             Self::Nothing => None,
@@ -38,17 +38,19 @@ impl Binding {
     }
 }
 
-/// A second waypoint for a share of the connections to services.
+/// Canary waypoint, which receives a percentage of the connections to services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Canary {
-    /// The Gateway that is named.
+    /// Gateway of the canary waypoint.
     pub(crate) gateway: GatewayName,
-    /// Its share in percent; as it was written if it is none.
+    /// Percentage of the connections that the canary receives; the text of the annotation if it is not a number from 0
+    /// to 100.
     pub(crate) weight: Result<u32, String>,
 }
 
 impl Canary {
-    /// Selection by the labels and annotations of an object of a namespace.
+    /// Parses the canary's labels and its weight annotation of an object in `namespace`; `None` if no label names a
+    /// canary.
     pub(crate) fn of(metadata: &ObjectMeta, namespace: &str) -> Option<Self> {
         let labels = metadata.labels.as_ref()?;
         let label = |name: &str| labels.get(name).filter(|value| !value.is_empty());
@@ -67,7 +69,8 @@ impl Canary {
     }
 }
 
-/// Whether ingress gateways send through a service's waypoint, if labels say so or not.
+/// Returns whether ingress gateways send requests through a service's waypoint (`istio.io/ingress-use-waypoint`);
+/// `None` if the label is unset or invalid.
 pub(crate) fn ingress(metadata: &ObjectMeta) -> Option<bool> {
     let value = metadata
         .labels

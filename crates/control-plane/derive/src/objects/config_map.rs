@@ -1,4 +1,4 @@
-//! ConfigMaps as they are stored: the settings of the mesh, and certificates of authorities.
+//! Parsing of ConfigMaps: the MeshConfig, and CA certificates (`ca.crt`).
 
 pub(crate) mod callee;
 pub(crate) mod ext_authz;
@@ -20,11 +20,11 @@ use crate::{
     problem::FieldError,
 };
 
-/// Name of the ConfigMap of the default revision; that of others has the revision behind it.
+/// Name of the default revision's ConfigMap; other revisions append `-` and the revision's name.
 const NAME: &str = "istio";
-/// Where others have certificates of authorities.
+/// Key of the CA certificates in all ConfigMaps but the MeshConfig's.
 const AUTHORITIES: &str = "ca.crt";
-/// Longest text of those.
+/// Maximum length of the CA certificates of one ConfigMap, in bytes of PEM.
 const MAX_AUTHORITIES: usize = 256 << 10;
 
 impl Followed for ConfigMap {
@@ -43,12 +43,12 @@ impl Followed for ConfigMap {
     }
 }
 
-/// Input of a ConfigMap.
+/// Parsed ConfigMap: the MeshConfig, or CA certificates.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum MapInput {
-    /// Settings of the mesh.
+    /// The parsed MeshConfig.
     Settings(Box<MeshSettings>),
-    /// Certificates of authorities, as PEM.
+    /// CA certificates, as PEM.
     Authorities(ArcStr),
 }
 
@@ -60,7 +60,7 @@ impl MapInput {
         }
     }
 
-    /// Certificates of authorities.
+    /// Returns the CA certificates, as PEM; `None` for the MeshConfig.
     pub(crate) fn authorities(&self) -> Option<&ArcStr> {
         match self {
             Self::Settings(_) => None,
@@ -92,7 +92,7 @@ impl Readable for ConfigMap {
     }
 }
 
-/// Name of the ConfigMap with the settings of a control plane.
+/// Returns the name of the ConfigMap that has the MeshConfig of the control plane's revision.
 pub(crate) fn settings_name(config: &MeshConfig) -> String {
     format!("{NAME}{}", revisions::suffix(&config.revision))
 }

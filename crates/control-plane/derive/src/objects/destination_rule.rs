@@ -1,4 +1,4 @@
-//! DestinationRules as they are stored.
+//! Parsing of DestinationRules.
 
 pub(crate) mod balancing;
 pub(crate) mod input;
@@ -108,7 +108,7 @@ impl Readable for DestinationRule {
     }
 }
 
-/// The full name of a host: one without dots is a service of the rule's namespace.
+/// Returns the full name of a rule's host: a name without dots is a service of the rule's namespace.
 pub(crate) fn host(host: &str, namespace: &str, config: &MeshConfig) -> Result<ArcStr, String> {
     let rest = host.strip_prefix("*.").unwrap_or(host);
     let is_wildcard = host == "*" || rest.len() < host.len();
@@ -130,7 +130,7 @@ pub(crate) fn host(host: &str, namespace: &str, config: &MeshConfig) -> Result<A
     Ok(arcstr::format!("{host}.{namespace}.svc.{domain}"))
 }
 
-/// Namespaces whose waypoints see an object; `None` for all.
+/// Parses an object's `exportTo`: the namespaces whose waypoints apply the object; `None` for all.
 pub(crate) fn exported(to: &[String], namespace: &str) -> Option<BTreeSet<ArcStr>> {
     if to.is_empty() || to.iter().any(|one| one == "*") {
         return None;
@@ -152,7 +152,8 @@ impl RuleInput {
         (&self.created, &self.key.name)
     }
 
-    /// Whether TLS begins on any port, or nothing may be sent there. Subsets are for routes alone.
+    /// Whether the policy of any port originates TLS or refuses all requests. Subsets do not count: only routes use
+    /// them.
     pub(crate) fn begins_tls(&self) -> bool {
         begins_tls(&self.policy, &self.ports)
     }

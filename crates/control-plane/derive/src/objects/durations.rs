@@ -5,10 +5,11 @@ use std::time::Duration;
 /// Units, each at most once, in this order.
 const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 
-/// Reads a duration; zero is none.
+/// Parses a duration; `None` for zero.
 ///
 /// # Errors
-/// If the text is no duration.
+///
+/// If the text is not a duration.
 pub(crate) fn read(text: &str) -> Result<Option<Duration>, String> {
     let broken = || {
         format!(

@@ -1,7 +1,8 @@
-//! Endpoint slices made by hand or by other controllers: each address that is no pod is a workload.
+//! Parsing of EndpointSlices created by users or by other controllers: each address that does not belong to a pod is a
+//! workload.
 //!
-//! Those that Kubernetes itself keeps for services with a selector are not followed: their pods are known by
-//! the selector.
+//! EndpointSlices that Kubernetes creates for services with a selector are ignored: the selector already yields their
+//! pods.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -28,12 +29,12 @@ impl Readable for EndpointSlice {
     }
 }
 
-/// An endpoint that is a pod.
+/// Endpoint of an EndpointSlice whose `targetRef` is a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PodEndpoint {
     pub(crate) namespace: ArcStr,
     pub(crate) pod: ArcStr,
-    /// Empty if the slice names none.
+    /// UID of the pod; empty if the `targetRef` has none.
     pub(crate) uid: String,
 }
 
@@ -43,21 +44,21 @@ impl PodEndpoint {
     }
 }
 
-/// Endpoints of one service, given by hand or by another controller.
+/// Parsed EndpointSlice of one service, created by a user or by another controller.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SliceInput {
     pub(crate) name: ArcStr,
     pub(crate) namespace: ArcStr,
     pub(crate) service: ArcStr,
     pub(crate) pods: Vec<PodEndpoint>,
-    /// Addresses that are no pods, and whether they are healthy.
+    /// Addresses that do not belong to pods, and whether each is healthy.
     pub(crate) addresses: Vec<(IpAddr, bool)>,
     /// TCP ports by name.
     pub(crate) ports: BTreeMap<String, u16>,
 }
 
 impl SliceInput {
-    /// `None`: of no service, or of names rather than addresses.
+    /// Parses an EndpointSlice; `None` if it belongs to no service, or has host names instead of addresses.
     pub(crate) fn read(slice: &EndpointSlice) -> Result<Option<Self>, FieldError> {
         let label = |name: &str| {
             slice

@@ -1,12 +1,12 @@
-//! Visibility of a ServiceEntry.
+//! Visibility of a ServiceEntry to other namespaces (`exportTo`).
 
-/// Namespaces that see an entry, from the fewest to all.
+/// Namespaces that a ServiceEntry is visible in, ordered from the fewest to all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Export {
-    /// Export to no namespace.
+    /// Visible in no namespace (`~`).
     None,
-    /// Its own namespace.
+    /// Visible in the entry's own namespace only (`.`).
     Own,
-    /// Export to all namespaces.
+    /// Visible in all namespaces (`*`).
     All,
 }

@@ -1,4 +1,5 @@
-//! Gateways: those whose class is one of waypoints are waypoints of ours, others are used if labels name them.
+//! Parsing of Gateways. Gateways whose class has the controller of this mesh are our waypoints; Gateways of other
+//! controllers are used as waypoints if labels name them.
 
 pub(crate) mod proxy_config;
 
@@ -32,39 +33,42 @@ impl Followed for Gateway {
     const EXTENT: Extent = Extent::Whole { labels: None };
 }
 
-/// A Gateway as the mesh sees it.
+/// Parsed Gateway object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct GatewayInput {
     pub(crate) name: GatewayName,
     pub(crate) uid: String,
     pub(crate) class: ArcStr,
-    /// The revision that it names.
+    /// Revision that the label `istio.io/rev` names.
     pub(crate) revision: Option<ArcStr>,
     pub(crate) created: String,
-    /// Traffic that the Gateway declares to serve.
+    /// Traffic that the waypoint serves, by the label `istio.io/waypoint-for`; `None` if the label is unset.
     pub(crate) serves: Option<Serves>,
-    /// The one service account whose pods it takes.
+    /// Service account whose pods the Gateway attaches without labels, instead of all pods of its namespace.
     pub(crate) account: Option<ArcStr>,
     pub(crate) consent: Consent,
-    /// Its address, from its controller's status. Of ours the name is enough.
+    /// Address in the Gateway's status, for Gateways of other controllers. Our waypoints are reached by the name of
+    /// their service.
     pub(crate) address: Option<Address>,
-    /// Whether its status records that its waypoint has been ready.
+    /// Whether the Gateway's status records that its waypoint has been ready before.
     pub(crate) has_been_ready: bool,
-    /// Objects that keep another waypoint until its own has been ready, from its status.
+    /// Objects that keep their previous waypoint until this Gateway's waypoint has been ready, read from the status.
     pub(crate) replaced: BTreeMap<ObjectKey, GatewayName>,
-    /// Whether it requests addresses of its own.
+    /// Whether `spec.addresses` requests addresses.
     pub(crate) names_addresses: bool,
-    /// How tunnels are handed over to its pods.
+    /// Handover of HBONE tunnels from the node proxy to the Gateway's pods (sandwiched waypoint), if the annotation
+    /// asks for it.
     pub(crate) inbound_binding: Option<AppTunnel>,
     pub(crate) client_identity_header: bool,
     pub(crate) config: ProxyConfig,
-    /// Whether it cannot be used as it is written: what it takes is refused.
+    /// Whether the Gateway is invalid: traffic that would go through its waypoint is refused.
     pub(crate) is_unusable: bool,
-    /// Names of its listeners, and whether each is the one that waypoints have.
+    /// Names of the listeners, and whether each is the waypoint's listener: the only one of the Gateway, with HBONE on
+    /// port 15008.
     pub(crate) listeners: Vec<(String, bool)>,
 }
 
-/// The revision that a Gateway names.
+/// Returns the revision that a Gateway's label `istio.io/rev` names.
 fn revision(metadata: &ObjectMeta) -> Option<ArcStr> {
     let all = metadata.labels.as_ref()?;
     all.get(labels::REVISION).map(ArcStr::from)
@@ -102,7 +106,8 @@ impl Readable for Gateway {
         Ok(Read::of(Some(input), notes))
     }
 
-    /// A waypoint that there should be: without it, what it takes would go around it.
+    /// Builds the substitute for an invalid Gateway: a waypoint that cannot be used, so that traffic meant for it is
+    /// refused instead of bypassing it.
     fn substitute(&self, _: &MeshConfig) -> Option<GatewayInput> {
         let metadata = &self.metadata;
         let annotations = metadata.annotations.as_ref();
@@ -154,7 +159,8 @@ fn name_of(metadata: &ObjectMeta) -> GatewayName {
     )
 }
 
-/// The listeners as a waypoint has them: a single one.
+/// Returns the names of the listeners, and whether each is the waypoint's listener, which must be the only one of the
+/// Gateway. Fields of the listener that have no effect are noted.
 fn listeners(of: &[Listener], notes: &mut Vec<Note>) -> Vec<(String, bool)> {
     let is_single = of.len() == 1;
     let mut listeners = Vec::new();
@@ -173,14 +179,14 @@ fn listeners(of: &[Listener], notes: &mut Vec<Note>) -> Vec<(String, bool)> {
     listeners
 }
 
-/// The protocol of listeners that get what a node proxy hands over.
+/// Protocol of the listener of a sandwiched waypoint, which receives connections that a node proxy hands over.
 const BEHIND_NODE_PROXY: &str = "istio.io/PROXY";
 
 fn is_hbone(listener: &Listener) -> bool {
     listener.protocol == "HBONE" && listener.port == i32::from(HBONE_PORT)
 }
 
-/// Traffic that the labels of a Gateway or its class declare.
+/// Parses the label `istio.io/waypoint-for` of a Gateway or its class; `None` if it is unset.
 pub(crate) fn serves(all: Option<&Labels>) -> Result<Option<Serves>, FieldError> {
     let Some(value) = all.and_then(|all| all.get(labels::WAYPOINT_FOR)) else {
         return Ok(None);
@@ -194,8 +200,8 @@ pub(crate) fn serves(all: Option<&Labels>) -> Result<Option<Serves>, FieldError>
     Serves::read(value).map(Some).ok_or_else(unknown)
 }
 
-/// Namespaces that may use the waypoint: those that the listener allows which receives tunnels, else those of its HBONE
-/// listener.
+/// Returns the namespaces whose objects may use the waypoint: the `allowedRoutes` of the listener that receives
+/// connections from the node proxy (sandwiched waypoint), else of the HBONE listener.
 fn consent(listeners: &[Listener], binding: Option<AppTunnel>, notes: &mut Vec<Note>) -> Consent {
     let is_behind = |one: &Listener| {
         let port = binding.and_then(|binding| binding.port).map(i32::from);
@@ -231,8 +237,8 @@ fn consent(listeners: &[Listener], binding: Option<AppTunnel>, notes: &mut Vec<N
     }
 }
 
-/// Whether the status of a Gateway records that its waypoint has been ready: by our condition or, as control planes
-/// without that wrote it, by addresses.
+/// Whether the status of a Gateway records that its waypoint has been ready: by our condition, or by addresses, which
+/// control planes that lack the condition wrote.
 pub(crate) fn has_been_ready(status: &Value) -> bool {
     let has_value =
         |one: &Value, field: &str, text: &str| one.get(field).and_then(Value::as_str) == Some(text);

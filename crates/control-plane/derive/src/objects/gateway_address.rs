@@ -1,4 +1,4 @@
-//! The address that a Gateway of another controller is at.
+//! Address of another controller's Gateway, from its status.
 
 use std::net::IpAddr;
 
@@ -7,17 +7,17 @@ use ambit_model::ArcStr;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Where a Gateway is.
+/// Address of another controller's Gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Address {
-    /// At an address of the cluster's network.
+    /// IP address in the cluster's network.
     Ip(IpAddr),
-    /// At a host name of its namespace.
+    /// Host name, which is looked up in the Gateway's namespace.
     Host(ArcStr),
 }
 
-/// Address that a Gateway's controller gives: a host name, else the first address. Unknown types of addresses are left
-/// out.
+/// Returns the address in a Gateway's status: a host name if there is one, else the first IP address. Unknown address
+/// types are ignored.
 pub(crate) fn address(status: &Value) -> Option<Address> {
     let all = Vec::<StatusAddress>::deserialize(status.get("addresses")?).ok()?;
     let of_type = |wanted: &'static str| {

@@ -1,4 +1,4 @@
-//! Gateway classes: which Gateways are waypoints.
+//! Parsing of GatewayClasses, whose controller decides whether Gateways of the class are waypoints.
 
 use ambit_k8s_api::GatewayClass;
 use ambit_model::{AppTunnel, ArcStr};
@@ -17,14 +17,15 @@ impl Followed for GatewayClass {
     const EXTENT: Extent = Extent::Whole { labels: None };
 }
 
-/// A class as the mesh sees it.
+/// Parsed GatewayClass object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ClassInput {
-    /// Controller of its Gateways.
+    /// Controller of the class's Gateways (`spec.controllerName`).
     pub(crate) controller: ArcStr,
-    /// Traffic that waypoints of the class serve, unless they declare it themselves.
+    /// Traffic that waypoints of the class serve, unless their own label `istio.io/waypoint-for` is set.
     pub(crate) serves: Option<Serves>,
-    /// How tunnels are handed over to pods of the class's Gateways, if those do not say so themselves.
+    /// Handover of HBONE tunnels from the node proxy to pods of the class's Gateways, unless a Gateway's own annotation
+    /// sets it.
     pub(crate) inbound_binding: Option<AppTunnel>,
 }
 
@@ -46,5 +47,5 @@ impl Readable for GatewayClass {
         Ok(Read::of(Some(input), notes))
     }
 }
-/// The controller of waypoints: all Gateways of its classes are waypoints.
+/// Controller name of this mesh: all Gateways of classes with it are waypoints.
 pub const CONTROLLER: &str = "istio.io/mesh-controller";

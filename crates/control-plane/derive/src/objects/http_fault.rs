@@ -1,5 +1,5 @@
-//! Faults that rules of HTTPRoutes and GRPCRoutes inject: they name an `HTTPFault` of their namespace in a filter of the
-//! type `ExtensionRef`.
+//! Parsing of `HTTPFault` objects: faults that rules of HTTPRoutes and GRPCRoutes inject, by a filter of the type
+//! `ExtensionRef` that names an object of their namespace.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use crate::{
 
 /// Longest delay: a request that waits holds memory of the waypoint and of its client.
 const MAX_DELAY: Duration = Duration::from_secs(300);
-/// Statuses of gRPC, by number.
+/// Names of the gRPC status codes; the index is the code.
 const GRPC: [&str; 17] = [
     "OK",
     "CANCELLED",
@@ -106,7 +106,7 @@ fn abort_of(from: &FaultAbort, at: &str) -> Result<(FaultStatus, Share), FieldEr
     Ok((status, share))
 }
 
-/// By name or number; numbers may be texts.
+/// Parses a gRPC status code: a name, a number, or a number as a string.
 fn grpc(from: &Value) -> Option<u8> {
     let number = match from {
         Value::String(text) => match GRPC.iter().position(|name| name == text) {

@@ -1,13 +1,14 @@
-//! Sandwiched waypoints: waypoints of other controllers that speak no HBONE. Their pods are captured as others are, and
-//! their node proxies, at which the tunnels end, hand the connections over, with the client and its destination in a
-//! PROXY header.
+//! Sandwiched waypoints: waypoints of other controllers that do not speak HBONE. Their pods are captured like others;
+//! their node proxies terminate the HBONE tunnels and hand the connections over, with the addresses of client and
+//! destination in a PROXY protocol header.
 
 use ambit_k8s_api::{ObjectMeta, labels};
 use ambit_model::{AppTunnel, AppTunnelProtocol};
 
 use crate::problem::Note;
 
-/// Binding in the annotation of a Gateway or of its class.
+/// Parses the annotation `ambient.istio.io/waypoint-inbound-binding` of a Gateway or its class; invalid values are
+/// noted.
 pub(crate) fn read(metadata: &ObjectMeta, notes: &mut Vec<Note>) -> Option<AppTunnel> {
     let value = metadata
         .annotations
@@ -40,7 +41,7 @@ pub(crate) fn read(metadata: &ObjectMeta, notes: &mut Vec<Note>) -> Option<AppTu
     }
 }
 
-/// On a Gateway of ours.
+/// Returns the note for the annotation on one of our own Gateways, where it has no effect.
 pub(crate) fn without_effect() -> Note {
     Note::new(
         format!("metadata.annotations[{}]", labels::INBOUND_BINDING),

@@ -1,29 +1,31 @@
-//! Addresses of key sets.
+//! Addresses that the control plane fetches key sets from.
 
 use std::time::Duration;
 
 use ambit_model::ArcStr;
 
-/// Source of a key set.
+/// Source that the control plane fetches a key set from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeySource {
-    /// Address of the key set; of the issuer for [`KeyForm::Issuer`].
+    /// URL of the key set; for [`KeyForm::Issuer`], URL of the issuer.
     pub url: ArcStr,
-    /// Form of the document at the address.
+    /// Format of the document at the URL.
     pub form: KeyForm,
     /// Timeout of an attempt to fetch the key set.
     pub timeout: Duration,
-    /// The namespace for whose objects it is fetched. `None`: the root namespace, whose objects may name any address.
+    /// Namespace of the objects that need the key set. `None` for the root namespace, whose objects may name any
+    /// address.
     pub namespace: Option<ArcStr>,
 }
 
-/// Form of the document at the address of a key set.
+/// Format of the document at a key source's URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum KeyForm {
-    /// Keys that sign tokens (JWKS).
+    /// JWKS: keys that sign tokens.
     KeySet,
-    /// An issuer of tokens, whose discovery document (OpenID Connect Discovery 1.0) has the address of its keys.
+    /// Token issuer, whose discovery document (OpenID Connect Discovery 1.0) has the URL of its JWKS.
     Issuer,
-    /// The roots of a trust domain (SPIFFE Trust Domain and Bundle, section 4): the state has them as PEM.
+    /// SPIFFE trust bundle (SPIFFE Trust Domain and Bundle, section 4): root certificates of a trust domain, stored as
+    /// PEM.
     TrustBundle,
 }

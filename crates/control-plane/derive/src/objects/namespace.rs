@@ -1,4 +1,4 @@
-//! Namespaces as they are stored.
+//! Parsing of Namespaces.
 
 use ambit_k8s_api::{Namespace, labels};
 use ambit_model::ArcStr;
@@ -13,18 +13,19 @@ use crate::{
     problem::FieldError,
 };
 
-/// A namespace as the mesh sees it.
+/// Parsed Namespace object.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct NamespaceInput {
-    /// Traffic distribution of services that say nothing about it themselves.
+    /// Traffic distribution of the namespace's services that do not set their own.
     pub(crate) distribution: Option<String>,
     pub(crate) network: ArcStr,
     pub(crate) labels: Labels,
-    /// The waypoint that its labels name.
+    /// Waypoint that the namespace's labels select.
     pub(crate) binding: Option<Binding>,
-    /// A second one for services that its labels name.
+    /// Canary waypoint that the namespace's labels select for its services.
     pub(crate) canary: Option<Canary>,
-    /// Whether ingress gateways send through the waypoints of its services.
+    /// Whether ingress gateways send requests through the waypoints of the namespace's services; `None` if the label is
+    /// unset.
     pub(crate) ingress: Option<bool>,
 }
 

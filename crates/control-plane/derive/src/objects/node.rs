@@ -1,4 +1,4 @@
-//! Nodes: where pods are.
+//! Parsing of Nodes, whose labels have the locality of their pods.
 
 use ambit_k8s_api::{Node, ObjectMeta, labels};
 use ambit_model::{ArcStr, Locality};

@@ -1,4 +1,4 @@
-//! Kinds that the lab reads and the control plane does not.
+//! Kinds that manifests of the lab contain and the control plane ignores.
 
 use ambit_k8s_api::{Deployment, ServiceAccount};
 

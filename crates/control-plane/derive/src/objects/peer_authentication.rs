@@ -1,4 +1,4 @@
-//! PeerAuthentications as they are stored.
+//! Parsing of PeerAuthentications.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ impl Readable for PeerAuthentication {
         Some(PeerAuthInput::substitute(self))
     }
 
-    /// Its scope. One that cannot be read either is the whole namespace.
+    /// Reads the selector of the policy alone; without a readable selector, the scope is the whole namespace.
     fn readable_part(metadata: ObjectMeta, spec: Option<&Value>) -> Option<Self> {
         Some(Self {
             metadata,
@@ -45,19 +45,19 @@ impl Readable for PeerAuthentication {
     }
 }
 
-/// A PeerAuthentication as the mesh sees it.
+/// Parsed PeerAuthentication object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PeerAuthInput {
     pub(crate) name: ArcStr,
     pub(crate) namespace: ArcStr,
     pub(crate) selector: Option<Labels>,
     pub(crate) mode: Option<Mode>,
-    /// Only ports that are set.
+    /// Modes of `portLevelMtls`, without ports whose mode is unset.
     pub(crate) ports: BTreeMap<u16, Mode>,
     created: String,
 }
 
-/// Whether plaintext is refused.
+/// mTLS mode of a workload or port: whether plaintext is refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Mode {
     #[default]
@@ -126,7 +126,7 @@ impl PeerAuthInput {
         ))
     }
 
-    /// The fail-closed substitute: no plaintext.
+    /// Builds the fail-closed substitute, which refuses plaintext (STRICT) in the policy's scope.
     fn substitute(policy: &PeerAuthentication) -> Self {
         Self {
             name: policy.metadata.name.as_deref().unwrap_or_default().into(),

@@ -1,4 +1,4 @@
-//! Pods: each is a workload.
+//! Parsing of pods, each of which is a workload.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -62,7 +62,7 @@ impl Readable for Pod {
     }
 }
 
-/// A pod as the mesh sees it.
+/// Parsed Pod object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PodInput {
     pub(crate) name: ArcStr,
@@ -70,20 +70,20 @@ pub(crate) struct PodInput {
     pub(crate) uid: String,
     pub(crate) labels: Labels,
     pub(crate) ips: Vec<IpAddr>,
-    /// Addresses of its node.
+    /// Addresses of the pod's node.
     pub(crate) host_ips: BTreeSet<IpAddr>,
     pub(crate) node: ArcStr,
     pub(crate) service_account: ArcStr,
     pub(crate) terminated: bool,
     pub(crate) ready: bool,
-    /// Whether it is being deleted and still reports that it is ready.
+    /// Whether the pod is terminating and still reports that it is ready.
     pub(crate) serves_on: bool,
     pub(crate) host_network: bool,
     pub(crate) has_sidecar: bool,
     pub(crate) captured: bool,
     pub(crate) native_tunnel: bool,
     pub(crate) workload_name: ArcStr,
-    /// Named TCP ports.
+    /// TCP container ports by name.
     pub(crate) ports: BTreeMap<String, u16>,
 }
 
@@ -146,13 +146,14 @@ impl PodInput {
         })
     }
 
-    /// Whether it is an endpoint at all.
+    /// Whether the pod has a workload record: it has an address and has not terminated.
     pub(crate) fn is_published(&self) -> bool {
         !self.terminated && !self.ips.is_empty()
     }
 }
 
-/// Addresses of the pod's node. What is none is left out: the kubelet writes them, and no record has them.
+/// Returns the addresses of the pod's node (`status.hostIPs` and `hostIP`). Texts that are not IP addresses are
+/// skipped: the kubelet writes the fields, and no record contains them.
 fn host_ips(pod: &Pod) -> BTreeSet<IpAddr> {
     let status = pod.status.as_ref();
     let several = status.and_then(|status| status.host_ips.as_ref());
@@ -220,7 +221,8 @@ fn named_ports(spec: &PodSpec) -> BTreeMap<String, u16> {
     ports
 }
 
-/// The name of what made the pod: its label, its owner by the usual naming rules, or its own name.
+/// Returns the name of the workload that owns the pod: the pod's label, the owner's name by the usual naming rules (a
+/// Deployment's, for its ReplicaSet), or the pod's own name.
 fn workload_name(pod: &Pod, labels: &Labels) -> ArcStr {
     if let Some(name) = labels
         .get(labels::WORKLOAD_NAME)

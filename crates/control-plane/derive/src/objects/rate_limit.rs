@@ -1,7 +1,7 @@
-//! Rate limits: how many requests waypoints allow. Each waypoint that one is attached to receives it.
+//! Parsing of RateLimits. Each waypoint that a RateLimit is attached to receives it.
 //!
-//! An invalid one without a last good form is published as one that decides nothing: requests to its targets are
-//! refused, or pass where `failOpen` is set.
+//! An invalid object without a last usable version is published as not understood: waypoints refuse requests to its
+//! targets, or forward them if `failOpen` is set.
 
 pub(crate) mod read;
 
@@ -25,28 +25,28 @@ impl Followed for RateLimit {
     const EXTENT: Extent = Extent::Whole { labels: None };
 }
 
-/// A rate limit as the mesh sees it.
+/// Parsed RateLimit object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RateLimitInput {
     pub(crate) targets: Targets,
-    /// Without the place of the rate-limit service.
+    /// Limits in the form that waypoints receive, without the resolved address of the rate-limit service.
     pub(crate) limit: model::RateLimit,
     pub(crate) callee: Option<Callee>,
 }
 
 impl RateLimitInput {
-    /// Whether it only counts and refuses nothing.
+    /// Whether the limit only counts requests and refuses none (`spec.dryRun`).
     pub(crate) fn is_dry_run(&self) -> bool {
         self.limit.dry_run
     }
 }
 
-/// The rate-limit service, which may not be there.
+/// Reference to the rate-limit service, which need not exist.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Callee {
     /// Key of the Service.
     pub(crate) object: ObjectKey,
-    /// Service as written, `namespace/host`.
+    /// Name of the service as `namespace/host`.
     pub(crate) service: String,
     pub(crate) port: u16,
 }
@@ -109,7 +109,8 @@ impl Readable for RateLimit {
     }
 }
 
-/// Which object it is, and what becomes of requests that it does not decide about.
+/// Builds the part of the limit that is valid even if the rest cannot be parsed: name, dry run, and whether requests
+/// are forwarded when no decision is available.
 fn outline(limit: &RateLimit) -> model::RateLimit {
     let metadata = &limit.metadata;
     model::RateLimit {
@@ -123,7 +124,7 @@ fn outline(limit: &RateLimit) -> model::RateLimit {
     }
 }
 
-/// The rate-limit service. Waypoints call it under the identity of the object's namespace.
+/// Resolves the reference to the rate-limit service. Waypoints call the service on behalf of the object's namespace.
 pub(crate) fn callee(
     global: &GlobalRateLimit,
     own: &ArcStr,

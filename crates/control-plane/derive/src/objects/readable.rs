@@ -1,4 +1,4 @@
-//! Traits of the kinds of objects: which of them are fetched, and what is stored of each.
+//! Traits of the kinds of objects: which objects the control plane fetches, and the parsed form that it stores of each.
 
 use std::fmt;
 
@@ -11,25 +11,25 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Extent in which the control plane follows a kind.
+/// Extent to which the control plane fetches objects of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// No object is followed.
+    /// Objects of the kind are not fetched.
     Nothing,
-    /// Existence of objects alone. Nothing waits for the list of them, and nothing depends on it.
+    /// Only whether objects exist. Startup does not wait for their list, and no record depends on it.
     Presence,
     /// Labels and annotations of all objects.
     Metadata,
-    /// All fields that [`Followed::cut`] leaves.
+    /// All fields that [`Followed::cut`] keeps.
     Whole {
-        /// Selector of the objects; all if `None`.
+        /// Label selector of the objects to fetch; all objects if `None`.
         labels: Option<&'static str>,
     },
 }
 
 /// Kind of object that the control plane fetches.
 pub trait Followed: ObjectType {
-    /// Extent in which the kind is followed.
+    /// Extent to which objects of the kind are fetched.
     const EXTENT: Extent;
 
     /// Drops the fields that the mesh does not read, so that tens of thousands of objects need little memory while they
@@ -40,17 +40,17 @@ pub trait Followed: ObjectType {
     }
 }
 
-/// Result of reading an object.
+/// Result of parsing an object.
 #[derive(Debug)]
 pub(crate) struct Read<I> {
-    /// `None`: the mesh ignores the object.
+    /// Parsed object; `None` if the mesh ignores the object.
     pub(crate) input: Option<I>,
-    /// Notes on parts that have not the effect one might expect.
+    /// Notes on fields that have no effect or another effect than expected; the object's status reports them.
     pub(crate) notes: Vec<Note>,
 }
 
 impl<I> Read<I> {
-    /// Returns an input without notes.
+    /// Returns a parsed object without notes.
     pub(crate) fn plain(input: I) -> Self {
         Self::of(Some(input), Vec::new())
     }
@@ -60,36 +60,37 @@ impl<I> Read<I> {
     }
 }
 
-/// Kind of object of which the mesh stores an input.
+/// Kind of object that the control plane parses and stores.
 pub(crate) trait Readable: Followed {
-    /// Input that is stored of an object: all that the mesh keeps of it.
+    /// Parsed form of an object, the only form that the control plane keeps in memory.
     type Input: Clone + fmt::Debug + PartialEq;
 
-    /// Reads an object. One that cannot be used as it is written is refused as a whole.
+    /// Parses an object. An invalid object is rejected as a whole.
     fn read(&self, config: &MeshConfig) -> Result<Read<Self::Input>, FieldError>;
 
-    /// Returns the input for an object that cannot be used and of which no usable form is known, because it was written
-    /// like that or because it was usable before this process began. Of a policy this is the refusal of everything in
-    /// its scope.
+    /// Returns the parsed form that replaces an invalid object without a last usable version, because it was created
+    /// invalid or this process has never read a valid version. For a policy, the substitute refuses everything in the
+    /// policy's scope.
     fn substitute(&self, _config: &MeshConfig) -> Option<Self::Input> {
         None
     }
 
-    /// Returns the readable part of an object that cannot be read as a whole, for [`Readable::substitute`].
+    /// Returns an object with the readable fields of one that cannot be deserialized as a whole, for
+    /// [`Readable::substitute`].
     fn readable_part(_metadata: ObjectMeta, _spec: Option<&Value>) -> Option<Self> {
         None
     }
 
-    /// Puts parts of an object's last form in the place of those of a new form that cannot be used.
+    /// Copies parts of an object's last version to the new one where the new version of them is invalid.
     fn inherit(_new: &mut Self::Input, _old: &Self::Input) {}
 
-    /// Whether an object is attached to others, of which waypoints take care.
+    /// Whether the object has `targetRefs`, so that waypoints enforce it.
     fn is_attached(&self) -> bool {
         false
     }
 }
 
-/// Returns a field, if it is there and can be read.
+/// Returns a field of an object's spec, if it is present and can be deserialized.
 pub(crate) fn field<T: DeserializeOwned>(of: Option<&Value>, name: &str) -> Option<T> {
     of?.get(name).and_then(|value| T::deserialize(value).ok())
 }

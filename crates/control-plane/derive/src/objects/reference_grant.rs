@@ -1,4 +1,4 @@
-//! ReferenceGrants as they are stored.
+//! Parsing of ReferenceGrants.
 
 use ambit_k8s_api::{Kind, ReferenceGrant, gateway};
 use ambit_model::ArcStr;
@@ -13,23 +13,26 @@ impl Followed for ReferenceGrant {
     const EXTENT: Extent = Extent::Whole { labels: None };
 }
 
-/// Kinds of objects for which waypoints make calls, or the control plane fetches key sets.
+/// Kinds of objects on whose behalf waypoints call services, or the control plane fetches key sets.
 pub(crate) const CALLING: [Kind; 3] = [
     Kind::WasmPlugin,
     Kind::RateLimit,
     Kind::RequestAuthentication,
 ];
 
-/// A grant, as far as it is about routes, calls and services, or about services and pods.
+/// Parsed ReferenceGrant: the parts that permit routes and calls to reach services, and services to have pods of
+/// another namespace as endpoints.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct GrantInput {
-    /// Kinds of targets, and their namespaces: Services and ServiceEntries.
+    /// Kinds and namespaces of the objects (Services and ServiceEntries) that may have pods of the grant's namespace as
+    /// endpoints.
     pub(crate) attached: Vec<(Kind, ArcStr)>,
-    /// Names of pods; `None` for all.
+    /// Names of the pods that the grant permits as endpoints; `None` for all pods.
     pub(crate) pods: Vec<Option<ArcStr>>,
-    /// Kinds of routes and of objects for which waypoints make calls, and their namespaces.
+    /// Kinds and namespaces of the routes, and of objects on whose behalf waypoints make calls, that may refer to
+    /// services of the grant's namespace.
     pub(crate) from: Vec<(Kind, ArcStr)>,
-    /// Names of services; `None` for all.
+    /// Names of the services that the grant permits references to; `None` for all services.
     pub(crate) to: Vec<Option<ArcStr>>,
 }
 

@@ -1,7 +1,8 @@
-//! Waypoints that objects keep until the one that their label names has been ready, as a condition of that one's Gateway:
-//! a control plane that starts reads there what it cannot have seen.
+//! Waypoints that objects keep until the waypoint that their label names has been ready. A status condition of the new
+//! waypoint's Gateway records them, so that a control plane that restarts can read which waypoint was in use.
 //!
-//! A message is a list of `KIND NAMESPACE/NAME keeps NAMESPACE/GATEWAY`, separated by `; `; a Namespace has its name alone.
+//! The condition's message is a list of `KIND NAMESPACE/NAME keeps NAMESPACE/GATEWAY`, separated by `; `; a Namespace
+//! has its name alone.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use serde_json::Value;
 
 use crate::condition::{MAX_MESSAGE_CHARS, REPLACES, Verdict};
 
-/// Kinds of objects with labels that name waypoints.
+/// Kinds of objects whose labels can select a waypoint.
 const HOLDERS: [Kind; 5] = [
     Kind::Namespace,
     Kind::Service,
@@ -22,8 +23,8 @@ const HOLDERS: [Kind; 5] = [
 const KEEPS: &str = " keeps ";
 const SEPARATOR: &str = "; ";
 
-/// The condition for objects and the waypoints that they keep; none without any. Objects for which a condition has no
-/// room are left out.
+/// Builds the status condition that lists objects and the waypoints that they keep; `None` if there are none. Objects
+/// that exceed the maximum length of the message are left out.
 pub(crate) fn verdict<'a>(
     kept: impl Iterator<Item = (&'a ObjectKey, &'a GatewayName)>,
 ) -> Option<Verdict> {
@@ -46,7 +47,8 @@ pub(crate) fn verdict<'a>(
     })
 }
 
-/// Objects and the waypoints that they keep, as the status of a Gateway has them. What is not understood is left out.
+/// Parses the condition `Replaces` in a Gateway's status: objects and the waypoints that they keep. Entries that cannot
+/// be parsed are skipped.
 pub(crate) fn read(status: &Value) -> BTreeMap<ObjectKey, GatewayName> {
     let text = |one: &Value, field: &str| Some(one.get(field)?.as_str()?.to_owned());
     let conditions = conditions(status).into_iter();

@@ -1,4 +1,4 @@
-//! RequestAuthentications as they are stored.
+//! Parsing of RequestAuthentications.
 
 pub(crate) mod input;
 pub(crate) mod rules;
@@ -22,7 +22,7 @@ impl Followed for RequestAuthentication {
     const EXTENT: Extent = Extent::Whole { labels: None };
 }
 
-/// An object as the mesh sees it.
+/// Parsed RequestAuthentication object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AuthenticationInput {
     pub(crate) targets: Targets,
@@ -32,7 +32,7 @@ pub(crate) struct AuthenticationInput {
 }
 
 impl AuthenticationInput {
-    /// The key sets that it names by address.
+    /// Returns the URLs that the object's key sets are fetched from.
     pub(crate) fn sources(&self) -> impl Iterator<Item = &KeySource> {
         self.rules.iter().filter_map(|rule| rule.source.as_ref())
     }
@@ -64,7 +64,7 @@ impl Readable for RequestAuthentication {
         Ok(Read::of(Some(input), notes))
     }
 
-    /// Refuses everything at what its targets may mean.
+    /// Builds the fail-closed substitute, which refuses all requests to every object that the targets may mean.
     fn substitute(&self, config: &MeshConfig) -> Option<AuthenticationInput> {
         let key = key_of(self);
         let references = references(self.spec.target_ref.as_ref(), &self.spec.target_refs);

@@ -1,11 +1,11 @@
-//! Root certificates of trust domains in MeshConfig.
+//! Root certificates of trust domains, from MeshConfig's `caCertificates`.
 
 use ambit_model::ArcStr;
 
-/// Roots of trust domains, as MeshConfig names them.
+/// Entry of MeshConfig's `caCertificates`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RootCertificates {
-    /// Trust domains of the roots; the mesh's own one, if there are none.
+    /// Trust domains that the roots are for; the mesh's own one if empty.
     pub(crate) trust_domains: Vec<ArcStr>,
     pub(crate) source: RootSource,
 }
@@ -15,6 +15,6 @@ pub(crate) struct RootCertificates {
 pub(crate) enum RootSource {
     /// Certificates as PEM.
     Pem(ArcStr),
-    /// Address of a SPIFFE trust bundle.
+    /// URL of a SPIFFE trust bundle.
     Bundle(ArcStr),
 }

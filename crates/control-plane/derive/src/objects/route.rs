@@ -1,4 +1,4 @@
-//! Routes of services as they are stored, of every kind. The rules of a kind are read in its own file.
+//! Parsing of routes whose parents are services, of every kind. The rules of each kind are parsed in its own file.
 
 pub(crate) mod backends;
 pub(crate) mod cors;
@@ -44,7 +44,8 @@ macro_rules! routes {
                 read(self)
             }
 
-            /// Its share of traffic is refused until it can be read.
+            /// Builds the fail-closed substitute: requests and connections that the route may be for are refused until
+            /// it is valid.
             fn substitute(&self, _: &MeshConfig) -> Option<RouteInput> {
                 let parents = parents(self.parent_refs(), namespace(&self.metadata)).ok()?;
                 (!parents.is_empty()).then(|| route(self, parents, self.unusable()))

@@ -1,5 +1,5 @@
-//! Secrets with credentials of the registries that plugins' modules come from: those that are labelled for it, if the
-//! control plane is to follow them at all. What is in one is neither logged nor part of any message.
+//! Parsing of Secrets with registry credentials for the images of Wasm plugins: only Secrets with the label for it, and
+//! only if the control plane is configured to read Secrets. Their content appears in no log and no message.
 
 use std::{fmt, sync::Arc};
 
@@ -15,7 +15,7 @@ use crate::{
     problem::FieldError,
 };
 
-/// Longest credentials, in bytes.
+/// Maximum length of the credentials of one Secret, in bytes.
 const MAX_BYTES: usize = 64 << 10;
 
 impl Followed for Secret {
@@ -30,11 +30,11 @@ impl Followed for Secret {
     }
 }
 
-/// Credentials of registries (`.dockerconfigjson`).
+/// Registry credentials (`.dockerconfigjson`).
 #[derive(Clone, PartialEq)]
 pub(crate) struct Credentials(pub(crate) Arc<[u8]>);
 
-/// Without what they are.
+/// Hides the credentials in debug output.
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Credentials")

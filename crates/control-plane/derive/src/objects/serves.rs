@@ -1,4 +1,4 @@
-//! Traffic and namespaces that a waypoint serves, as its Gateway declares them.
+//! Traffic that a waypoint serves, and namespaces that may use it, as its Gateway declares.
 
 use ambit_k8s_api::selector;
 
@@ -7,16 +7,16 @@ use ambit_k8s_api::selector;
 pub(crate) enum Serves {
     /// Traffic to services.
     Services,
-    /// Workloads that are called themselves.
+    /// Connections to the addresses of workloads, rather than of services.
     Workloads,
-    /// Traffic to services and to pods.
+    /// Traffic to services and to workloads.
     All,
     /// No traffic at all.
     Nothing,
 }
 
 impl Serves {
-    /// Returns the traffic that a value of the label means.
+    /// Parses a value of the label; `None` if the value is unknown.
     pub(crate) fn read(text: &str) -> Option<Self> {
         match text {
             "service" => Some(Self::Services),
@@ -38,7 +38,7 @@ impl Serves {
     }
 }
 
-/// Namespaces whose objects may use a waypoint.
+/// Namespaces whose objects may use a waypoint (`allowedRoutes` of its listener).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum Consent {
     /// Objects of the waypoint's own namespace.
@@ -48,6 +48,6 @@ pub(crate) enum Consent {
     All,
     /// Objects of no namespace.
     Nobody,
-    /// Namespaces with such labels.
+    /// Objects of the namespaces that the label selector matches.
     Selected(Box<selector::LabelSelector>),
 }

@@ -1,4 +1,4 @@
-//! Kubernetes services: each is the record of a host.
+//! Parsing of Kubernetes Services, each of which becomes a service record under its host name.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -30,7 +30,7 @@ impl Readable for Service {
     }
 }
 
-/// Target port of a service port in a pod.
+/// Target port of a service port: a number, or the name of a container port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     Number(u16),
@@ -46,7 +46,7 @@ pub(crate) struct ServicePort {
     pub(crate) app_protocol: AppProtocol,
 }
 
-/// A Kubernetes service as the mesh sees it.
+/// Parsed Kubernetes Service.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ServiceInput {
     pub(crate) name: ArcStr,
@@ -60,20 +60,20 @@ pub(crate) struct ServiceInput {
     pub(crate) session_affinity: bool,
     pub(crate) ip_families: Option<IpFamilies>,
     pub(crate) created: String,
-    /// The waypoint that its labels name.
+    /// Waypoint that the service's labels select.
     pub(crate) binding: Option<Binding>,
-    /// A second one that its labels name.
+    /// Canary waypoint that the service's labels select.
     pub(crate) canary: Option<Canary>,
-    /// Whether ingress gateways send through its waypoint, if its label is set.
+    /// Whether ingress gateways send requests through the service's waypoint; `None` if the label is unset.
     pub(crate) ingress: Option<bool>,
-    /// Whether it was made for a Gateway.
+    /// Whether a controller created the service for a Gateway (label `gateway.istio.io/managed`).
     pub(crate) is_managed: bool,
-    /// Entry of the directory of revisions, if it is the Service of a control plane of the mesh.
+    /// Revision and tag in the service's labels, if it is the Service of a control plane of this mesh.
     pub(crate) control_plane: Option<ControlPlane>,
 }
 
 impl ServiceInput {
-    /// `None`: not in the mesh.
+    /// Parses a Service; `None` for `ExternalName`, which is not in the mesh.
     fn read(service: &Service) -> Result<(Option<Self>, Vec<Note>), FieldError> {
         let mut notes = Vec::new();
         let empty = ServiceSpec::default();
@@ -133,7 +133,7 @@ impl ServiceInput {
         arcstr::format!("{}.{}.svc.{domain}", self.name, self.namespace)
     }
 
-    /// Service port to target port in one pod; ports whose name the pod does not have are left out.
+    /// Maps service ports to target ports in one pod; ports whose name the pod does not have are left out.
     pub(crate) fn targets_in(&self, pod: &PodInput) -> PortMap {
         let target = |port: &ServicePort| match &port.target {
             Target::Number(number) => Some(*number),
@@ -144,7 +144,8 @@ impl ServiceInput {
             .collect()
     }
 
-    /// Service port to target port where it is not a pod: named targets are the service port itself.
+    /// Maps service ports to target ports of an endpoint that is not a pod: a named target port that `by_name` lacks is
+    /// the service port itself.
     pub(crate) fn targets_elsewhere(&self, by_name: &BTreeMap<String, u16>) -> PortMap {
         let target = |port: &ServicePort| match &port.target {
             Target::Number(number) => by_name.get(&port.name).copied().unwrap_or(*number),
@@ -159,8 +160,8 @@ impl ServiceInput {
             .collect()
     }
 
-    /// Its ports in their order. Receivers take the last of a number, which must be the TCP one: a port
-    /// of another protocol behind it is left out.
+    /// Returns the ports in the order of their records. Receivers use the last record of a port number, which must be
+    /// the TCP one: a later port of another protocol with the same number is left out.
     pub(crate) fn published_ports(&self) -> impl Iterator<Item = &ServicePort> {
         self.ports.iter().enumerate().filter_map(|(index, port)| {
             let mut earlier = self.ports.iter().take(index);
@@ -170,7 +171,7 @@ impl ServiceInput {
     }
 }
 
-/// The scopes of a traffic distribution; `None` if it is unknown.
+/// Returns the failover scopes of a traffic distribution, such as `PreferClose`; `None` if it is unknown.
 pub(crate) fn failover(distribution: &str) -> Option<Vec<LbScope>> {
     use LbScope::{Network, Node, Region, Subzone, Zone};
     match distribution.to_ascii_lowercase().as_str() {

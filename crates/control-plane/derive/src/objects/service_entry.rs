@@ -1,4 +1,4 @@
-//! Service entries: each is the record of its hosts, and their endpoints are workloads.
+//! Parsing of ServiceEntries: each host becomes a service record, and each endpoint a workload.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -44,26 +44,26 @@ pub(crate) struct EntryPort {
     protocol: String,
 }
 
-/// Input of a ServiceEntry.
+/// Parsed ServiceEntry object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ServiceEntryInput {
     pub(crate) name: ArcStr,
     pub(crate) namespace: ArcStr,
     pub(crate) hosts: Vec<ArcStr>,
-    /// By host, with their field; the empty host means all.
+    /// Virtual addresses: host (empty for all hosts), address, and the field that it was read from.
     addresses: Vec<(ArcStr, IpNet, String)>,
     pub(crate) ports: Vec<EntryPort>,
     pub(crate) endpoints: Vec<EndpointInput>,
     pub(crate) selector: Option<Labels>,
     pub(crate) resolution: Resolution,
-    /// Whether its location is outside the mesh, which is the default.
+    /// Whether the entry's location is outside the mesh (`MESH_EXTERNAL`, the default).
     pub(crate) is_external: bool,
     pub(crate) subject_alt_names: Vec<ArcStr>,
     pub(crate) distribution: Option<String>,
-    /// The entry's `exportTo`; `None`: no field.
+    /// Visibility by the entry's `exportTo`; `None` if the field is unset.
     pub(crate) export: Option<Export>,
     pub(crate) created: String,
-    /// The waypoint that its labels name.
+    /// Waypoint that the entry's labels select.
     pub(crate) binding: Option<Binding>,
 }
 
@@ -118,7 +118,7 @@ impl ServiceEntryInput {
         Ok((input, notes))
     }
 
-    /// The Gateways that its labels and those of its endpoints name.
+    /// Returns the Gateways that the labels of the entry and of its endpoints name.
     pub(crate) fn gateways(&self) -> impl Iterator<Item = GatewayName> {
         let endpoints = self.endpoints.iter();
         let endpoints =
@@ -127,7 +127,7 @@ impl ServiceEntryInput {
         all.filter_map(|binding| binding.gateway().cloned())
     }
 
-    /// The names and numbers of its ports, and what these speak.
+    /// Returns name, number and application protocol of each port.
     pub(crate) fn declared_ports(&self) -> impl Iterator<Item = (&str, u16, AppProtocol)> {
         let ports = self.ports.iter();
         ports.map(|port| {
@@ -136,24 +136,25 @@ impl ServiceEntryInput {
         })
     }
 
-    /// Its virtual addresses with the fields they stand in.
+    /// Returns the virtual addresses of all hosts, each with the field that it was read from.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = (&String, &IpNet)> {
         self.addresses.iter().map(|(_, net, field)| (field, net))
     }
 
-    /// Every address that it names, of its own or of endpoints.
+    /// Returns all addresses in the entry: its virtual addresses, and those of its endpoints.
     pub(crate) fn named(&self) -> impl Iterator<Item = IpNet> {
         let endpoints = self.endpoints.iter().filter_map(EndpointInput::ip);
         let own = self.addresses.iter().map(|(_, net, _)| *net);
         own.chain(endpoints.map(IpNet::from))
     }
 
-    /// Whether a host of it is a wildcard, and calls name the host that is to be resolved.
+    /// Whether the host is a wildcard with the resolution `DYNAMIC_DNS`: proxies resolve the name that each client asks
+    /// for.
     pub(crate) fn resolves_named(&self, host: &str) -> bool {
         self.resolution == Resolution::DynamicDns && self.resolves_hosts() && host.starts_with('*')
     }
 
-    /// Whether its endpoints are found by resolving its hosts.
+    /// Whether proxies find the entry's endpoints by resolving its hosts in DNS.
     pub(crate) fn resolves_hosts(&self) -> bool {
         let by_dns = matches!(
             self.resolution,
@@ -162,14 +163,14 @@ impl ServiceEntryInput {
         by_dns && self.endpoints.is_empty() && self.selector.is_none()
     }
 
-    /// Virtual addresses of one of its hosts.
+    /// Returns the virtual addresses of one host.
     pub(crate) fn addresses_of(&self, host: &ArcStr) -> impl Iterator<Item = &IpNet> {
         let of_host = self.addresses.iter();
         let of_host = of_host.filter(move |(of, ..)| of.is_empty() || of == host);
         of_host.map(|(_, net, _)| net)
     }
 
-    /// Service port to target port of one of its endpoints.
+    /// Maps service ports to target ports of one endpoint, which may override them by the port's name.
     pub(crate) fn targets(&self, by_name: &BTreeMap<String, u16>) -> PortMap {
         self.ports
             .iter()
@@ -184,13 +185,14 @@ impl ServiceEntryInput {
             .collect()
     }
 
-    /// The same for a pod: a container port of the entry port's name counts.
+    /// Maps service ports to target ports in a pod; a container port with the name of the entry's port takes
+    /// precedence.
     pub(crate) fn targets_in(&self, pod: &PodInput) -> PortMap {
         self.targets(&pod.ports)
     }
 }
 
-/// Notes wildcard hosts that cannot be resolved.
+/// Adds notes on wildcard hosts that cannot be resolved.
 fn note_wildcards(entry: &ServiceEntry, notes: &mut Vec<Note>) {
     let spec = &entry.spec;
     if !spec.hosts.iter().any(|host| host.starts_with('*')) || !spec.endpoints.is_empty() {
@@ -217,8 +219,8 @@ fn note_wildcards(entry: &ServiceEntry, notes: &mut Vec<Note>) {
     }
 }
 
-/// `*`, `.` (its own namespace), `~` (none) and namespaces by name. Records can be seen by all namespaces or by their
-/// own: of a list of others, its own is what is left.
+/// Parses `exportTo`: `*`, `.` (the entry's own namespace), `~` (none) and names of namespaces. Records are visible in
+/// all namespaces or in the entry's own: names of other namespaces are noted and have no effect.
 fn read_export(export_to: &[String], namespace: &str, notes: &mut Vec<Note>) -> Option<Export> {
     if export_to.is_empty() {
         return None;
@@ -240,8 +242,8 @@ fn read_export(export_to: &[String], namespace: &str, notes: &mut Vec<Note>) -> 
     Some(if sees_it { Export::Own } else { Export::None })
 }
 
-/// The names that endpoints may present. Only entries of the root namespace may name identities of other namespaces: a
-/// waypoint would take every workload with such an identity for an endpoint of the entry, and connect to it as itself.
+/// Parses the `subjectAltNames` of an entry. Only entries of the root namespace may name identities of other
+/// namespaces: a waypoint would accept every workload with such an identity as an endpoint of the entry.
 fn read_names(
     names: &[String],
     namespace: &str,
@@ -268,7 +270,7 @@ fn read_names(
     read
 }
 
-/// Whether a name is an identity of another namespace of this mesh, in an entry that may not name it.
+/// Whether a SAN is the SPIFFE identity of another namespace of this mesh, in an entry that may not name one.
 pub(crate) fn is_of_another_namespace(
     name: &str,
     namespace: &str,

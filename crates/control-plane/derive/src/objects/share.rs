@@ -1,11 +1,11 @@
-//! So many of so many requests, as the Gateway API writes it.
+//! Percentages and fractions of requests in the Gateway API (`percent`, `fraction`).
 
 use ambit_k8s_api::gateway::Fraction;
 use ambit_model::Share;
 
 use crate::problem::FieldError;
 
-/// Reads one of the two forms of a share; all requests without either.
+/// Parses `percent` or `fraction`; all requests if both are unset.
 pub(crate) fn read(
     percent: Option<i32>,
     fraction: Option<&Fraction>,

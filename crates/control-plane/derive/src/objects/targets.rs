@@ -1,4 +1,4 @@
-//! Targets of `targetRefs`: the objects that a policy is attached to.
+//! Parsing of `targetRef` and `targetRefs`: the objects that a policy is attached to.
 
 use std::collections::BTreeSet;
 
@@ -8,14 +8,14 @@ use serde_json::Value;
 
 use crate::{config::MeshConfig, problem::FieldError};
 
-/// Most targets of one object.
+/// Maximum number of targets of one policy.
 const MAX_TARGETS: usize = 16;
 
-/// The objects that one is attached to.
+/// Objects that a policy is attached to.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Targets(pub(crate) Vec<ObjectKey>);
 
-/// `targetRef` and `targetRefs`, each with its field.
+/// Returns the references in `targetRef` and `targetRefs`, each with its field.
 pub(crate) fn references<'a>(
     one: Option<&'a PolicyTargetReference>,
     several: &'a [PolicyTargetReference],
@@ -29,7 +29,7 @@ pub(crate) fn references<'a>(
 }
 
 impl Targets {
-    /// Targets of an object of a namespace.
+    /// Resolves the references of a policy in `namespace` to object keys.
     pub(crate) fn read(
         references: Vec<(String, &PolicyTargetReference)>,
         namespace: &ArcStr,
@@ -47,8 +47,8 @@ impl Targets {
         Ok(Self(targets))
     }
 
-    /// The objects that targets may mean of an object that cannot be used, where all of them are refused: of one whose
-    /// kind or group is unknown, every object that has its name. `None` if there are targets, and none means anything.
+    /// Returns every object that the references of an invalid policy may mean, all of which are refused: for an unknown
+    /// kind or group, each object with that name. `None` if there are references, and none of them can mean an object.
     pub(crate) fn possible(
         references: &[(String, &PolicyTargetReference)],
         namespace: &ArcStr,
@@ -63,7 +63,7 @@ impl Targets {
     }
 }
 
-/// Readable targets of an object that cannot be read as a whole.
+/// Reads the target references of a policy whose spec cannot be deserialized as a whole.
 pub(crate) fn readable_references(spec: Option<&Value>) -> Vec<PolicyTargetReference> {
     let one = spec.and_then(|spec| spec.get("targetRef"));
     let several = spec.and_then(|spec| spec.get("targetRefs"));
@@ -81,7 +81,7 @@ pub(crate) fn readable_references(spec: Option<&Value>) -> Vec<PolicyTargetRefer
     one.into_iter().chain(several).map(read).collect()
 }
 
-/// The objects that a reference may mean.
+/// Returns the objects that a reference may mean; several if its kind or group is unknown.
 fn possible(
     reference: &PolicyTargetReference,
     namespace: &ArcStr,
@@ -101,7 +101,7 @@ fn possible(
         .collect()
 }
 
-/// The kind of object that a reference names, if objects can be attached to it.
+/// Returns the kind that a reference names; `None` if policies cannot be attached to objects of the kind.
 fn kind_of(reference: &PolicyTargetReference) -> Option<Kind> {
     match (reference.group.as_str(), reference.kind.as_str()) {
         ("" | "core", "Service") => Some(Kind::Service),
@@ -112,7 +112,7 @@ fn kind_of(reference: &PolicyTargetReference) -> Option<Kind> {
     }
 }
 
-/// The namespace that a reference names, if it is another one than its object's.
+/// Returns the namespace that a reference names, if it differs from the policy's.
 fn other_namespace<'a>(
     reference: &'a PolicyTargetReference,
     namespace: &ArcStr,
@@ -121,7 +121,7 @@ fn other_namespace<'a>(
     named.filter(|named| !named.is_empty() && **named != namespace.as_str())
 }
 
-/// The object that a reference names.
+/// Resolves a reference to an object key.
 fn target(
     reference: &PolicyTargetReference,
     namespace: &ArcStr,

@@ -1,4 +1,4 @@
-//! Telemetries as they are stored.
+//! Parsing of Telemetry objects.
 
 pub(crate) mod input;
 pub(crate) mod read;

@@ -1,33 +1,33 @@
-//! Trust domains whose workloads the mesh accepts besides those of its own one: MeshConfig's `trustDomainAliases` and
-//! `caCertificates`. Policies that name callers under one name of the mesh's trust domain mean them under all.
+//! Names of the mesh's own trust domain (MeshConfig's `trustDomainAliases`). A policy with a principal under one of the
+//! names applies to the same principal under all of them.
 
 use ambit_model::{
     ArcStr, DEFAULT_TRUST_DOMAIN, HttpAttribute, HttpCondition, HttpPolicy, HttpSource, HttpValue,
     StringMatch,
 };
 
-/// Names of the mesh's own trust domain, in principals of policies.
+/// Names of the mesh's own trust domain, which principals of policies may use interchangeably.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TrustDomainNames {
     pub(crate) all: Vec<ArcStr>,
-    /// Whether `cluster.local` means the own trust domain, whatever that is called, as it does in Istio. It does not if
-    /// it is one with other roots.
+    /// Whether `cluster.local` in a principal means the mesh's own trust domain, whatever its name, as in Istio. False
+    /// if `cluster.local` is a trust domain with other roots.
     pub(crate) is_default_own: bool,
 }
 
 impl TrustDomainNames {
-    /// Whether a trust domain is the mesh's own one.
+    /// Whether a name is one of the mesh's own trust domain.
     pub(crate) fn has(&self, domain: &str) -> bool {
         self.all.iter().any(|name| name == domain)
     }
 
-    /// Whether principals are compared as they are written.
+    /// Whether expanding principals changes nothing, so that they are compared literally.
     pub(crate) fn is_literal(&self) -> bool {
         let has_default = self.has(DEFAULT_TRUST_DOMAIN);
         self.all.len() < 2 && (has_default || !self.is_default_own)
     }
 
-    /// Principals under all names of the trust domain, if they name it under one of them.
+    /// Adds to principals of the mesh's trust domain the same principals under its other names.
     pub(crate) fn expand(&self, principals: Vec<StringMatch>) -> Vec<StringMatch> {
         let mut expanded = Vec::with_capacity(principals.len());
         for principal in principals {
@@ -41,7 +41,7 @@ impl TrustDomainNames {
         expanded
     }
 
-    /// Expands the principals of a waypoint's policy.
+    /// Expands the principals of a waypoint's policy to all names of the trust domain.
     pub(crate) fn expand_in(&self, policy: &mut HttpPolicy) {
         let replace = |principals: &mut Vec<StringMatch>| {
             *principals = self.expand(std::mem::take(principals));

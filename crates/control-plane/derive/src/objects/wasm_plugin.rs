@@ -1,7 +1,7 @@
-//! Wasm plugins: each waypoint that one is attached to receives it, fetches its module and runs it.
+//! Parsing of WasmPlugins: each waypoint that a plugin is attached to receives it, fetches its module and runs it.
 //!
-//! An invalid plugin without a last good form is published as unsupported: its fail strategy decides requests to its
-//! targets, as if it had failed.
+//! An invalid plugin without a last usable version is published as unsupported: its fail strategy decides requests to
+//! its targets, as if it had failed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,11 +24,11 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Longest configuration of a plugin.
+/// Maximum size of a plugin's configuration, in bytes.
 const MAX_CONFIGURATION: usize = 256 << 10;
-/// Longest URL, in bytes.
+/// Maximum length of a module's URL, in bytes.
 const MAX_URL: usize = 2048;
-/// Most variables, and their longest value.
+/// Maximum number of environment variables of a plugin.
 const MAX_VARIABLES: usize = 64;
 const MAX_VALUE: usize = 2048;
 
@@ -36,13 +36,13 @@ impl Followed for WasmPlugin {
     const EXTENT: Extent = Extent::Whole { labels: None };
 }
 
-/// A plugin as the mesh sees it.
+/// Parsed WasmPlugin object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PluginInput {
     pub(crate) targets: Targets,
-    /// The Secret with what its image's registry wants.
+    /// Secret with the credentials for the image's registry (`imagePullSecret`).
     pub(crate) pull_secret: Option<ObjectKey>,
-    /// `None`: it is for no request at a waypoint.
+    /// Plugin as waypoints receive it; `None` if it matches no requests at waypoints.
     pub(crate) extension: Option<WaypointExtension>,
 }
 
@@ -133,7 +133,7 @@ fn namespace(plugin: &WasmPlugin) -> ArcStr {
     namespace.unwrap_or("default").into()
 }
 
-/// Which plugin it is, and what becomes of requests without it.
+/// Builds the part of the plugin that is valid even if the rest cannot be parsed: name, age, and fail strategy.
 fn outline(plugin: &WasmPlugin) -> WaypointExtension {
     WaypointExtension {
         namespace: namespace(plugin),
@@ -209,7 +209,7 @@ fn extension(
     }))
 }
 
-/// The URL with its scheme: one without is of an image.
+/// Validates the module's URL; a URL without a scheme is an image (`oci://`).
 fn url(url: &str) -> Result<ArcStr, String> {
     if url.is_empty() {
         return Err(
@@ -230,7 +230,7 @@ fn url(url: &str) -> Result<ArcStr, String> {
     Ok(arcstr::format!("{scheme}://{rest}"))
 }
 
-/// Whether an image's tag may come to mean another image.
+/// Whether an image has no digest, and the tag `latest` or none, so that its content can change.
 fn is_latest(url: &str) -> bool {
     let Some(image) = url.strip_prefix("oci://") else {
         return false;
@@ -243,7 +243,8 @@ fn is_hash(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The ports of the requests that it is for, all if none; `None` if it is for none at a waypoint.
+/// Returns the service ports whose requests the plugin applies to, empty for all; `None` if it applies to no requests
+/// at waypoints.
 fn ports_of(spec: &WasmPluginSpec, notes: &mut Vec<Note>) -> Result<Option<Vec<u16>>, FieldError> {
     let (mut ports, mut all, mut of_clients) = (BTreeSet::new(), spec.matches.is_empty(), 0);
     for (index, one) in spec.matches.iter().enumerate() {

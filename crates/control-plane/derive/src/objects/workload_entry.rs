@@ -1,4 +1,4 @@
-//! WorkloadEntries, and the endpoints of ServiceEntries, as they are stored.
+//! Parsing of WorkloadEntries, and of the endpoints of ServiceEntries.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -24,18 +24,18 @@ impl Readable for WorkloadEntry {
     }
 }
 
-/// Where an endpoint can be reached.
+/// Address of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
     Ip(IpAddr),
     Host(ArcStr),
 }
 
-/// One workload outside Kubernetes, of a WorkloadEntry or inside of a ServiceEntry.
+/// Parsed endpoint outside Kubernetes, of a WorkloadEntry or of a ServiceEntry's `endpoints`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct EndpointInput {
     pub(crate) address: Address,
-    /// The address as written, part of the uid.
+    /// Address as the object has it, which is part of the workload's uid.
     pub(crate) text: String,
     pub(crate) ports: BTreeMap<String, u16>,
     pub(crate) labels: Labels,
@@ -47,7 +47,7 @@ pub(crate) struct EndpointInput {
 }
 
 impl EndpointInput {
-    /// The address that it names.
+    /// Returns the endpoint's IP address; `None` if its address has another form.
     pub(crate) fn ip(&self) -> Option<IpAddr> {
         match self.address {
             Address::Ip(ip) => Some(ip),
@@ -133,7 +133,7 @@ pub(crate) fn port_number(port: u32) -> Result<u16, String> {
         .ok_or_else(|| format!("{port} is not a port, 1 to 65535"))
 }
 
-/// Input of a WorkloadEntry.
+/// Parsed WorkloadEntry object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct WorkloadEntryInput {
     pub(crate) name: ArcStr,

@@ -1,7 +1,7 @@
-//! Owners of addresses.
+//! Addresses of pods and Services, and the ServiceEntries and WorkloadEntries that name the same addresses.
 //!
-//! Pods and Services own the addresses that Kubernetes gave them. Entries are written by every tenant: an entry with
-//! another namespace's address would draw that one's traffic from the whole mesh.
+//! Pods and Services own the addresses that Kubernetes assigned to them. Every tenant may write entries: an entry with
+//! an address of another namespace would attract traffic of the whole mesh that is meant for the owner.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,18 +11,18 @@ use std::{
 use ambit_k8s_api::ObjectKey;
 use ipnet::IpNet;
 
-/// Owners of addresses, and the entries that name addresses.
+/// Owners of addresses (pods and Services), and the entries that name addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Addresses {
     pub(crate) owners: BTreeMap<IpAddr, BTreeSet<ObjectKey>>,
-    /// Entries that name an address.
+    /// ServiceEntries and WorkloadEntries by the single addresses that they name.
     named: BTreeMap<IpAddr, BTreeSet<ObjectKey>>,
-    /// Entries that name prefixes: few.
+    /// Prefixes that each ServiceEntry names; few entries name any.
     prefixes: BTreeMap<ObjectKey, Vec<IpNet>>,
 }
 
 impl Addresses {
-    /// Follows a pod or Service that has other addresses than before. Returns the entries that name one of them.
+    /// Updates the addresses that a pod or Service owns. Returns the entries that name one of its old or new addresses.
     pub(crate) fn own(
         &mut self,
         key: &ObjectKey,
@@ -47,13 +47,13 @@ impl Addresses {
         exact.chain(wide).cloned().collect()
     }
 
-    /// Whether an address is one of a pod or Service.
+    /// Whether a pod or Service owns an address.
     pub(crate) fn is_owned_by(&self, ip: &IpAddr, key: &ObjectKey) -> bool {
         let owners = self.owners.get(ip);
         owners.is_some_and(|owners| owners.contains(key))
     }
 
-    /// Follows an entry that names other addresses than before.
+    /// Updates the addresses and prefixes that an entry names.
     pub(crate) fn name(&mut self, key: &ObjectKey, old: &[IpNet], new: &[IpNet]) {
         let is_one = |net: &&IpNet| net.prefix_len() == net.max_prefix_len();
         for net in old.iter().filter(is_one) {
@@ -73,7 +73,7 @@ impl Addresses {
         }
     }
 
-    /// Returns the Services and pods that have an address, also of namespaces that the mesh leaves out.
+    /// Returns the Services and pods that own an address, also in namespaces that `discoverySelectors` exclude.
     pub(crate) fn owners(&self, ip: &IpAddr) -> impl Iterator<Item = &ObjectKey> {
         self.owners.get(ip).into_iter().flatten()
     }

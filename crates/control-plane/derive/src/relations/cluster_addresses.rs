@@ -1,21 +1,22 @@
-//! Addresses of the API server and of nodes, which waypoints do not call for any object.
+//! Addresses of the API server and of nodes, which waypoints never call on behalf of objects.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
 };
 
-/// Whether a Service is the API server's.
+/// Whether a Service is the API server's, `default/kubernetes`.
 pub(crate) fn is_api_server(namespace: &str, service: &str) -> bool {
     (namespace, service) == ("default", "kubernetes")
 }
 
-/// Addresses, each with how many objects name it: nodes are known by the pods on them, the API server by its Service.
+/// Addresses of the API server and of nodes, each with the number of objects that have it: pods have their node's
+/// addresses, and the Service `default/kubernetes` the API server's.
 #[derive(Debug, Default)]
 pub(crate) struct ClusterAddresses(BTreeMap<IpAddr, usize>);
 
 impl ClusterAddresses {
-    /// Follows an object that names other addresses than before. Returns whether the set of addresses changed.
+    /// Replaces the addresses of one object. Returns whether the set of all addresses changed.
     pub(crate) fn replace(&mut self, old: &BTreeSet<IpAddr>, new: &BTreeSet<IpAddr>) -> bool {
         let mut differs = false;
         for ip in new.difference(old) {
@@ -35,7 +36,7 @@ impl ClusterAddresses {
         differs
     }
 
-    /// Returns all addresses of the cluster.
+    /// Returns the addresses of the API server and of all nodes.
     pub(crate) fn all(&self) -> BTreeSet<IpAddr> {
         self.0.keys().copied().collect()
     }

@@ -1,15 +1,15 @@
-//! Namespaces that the mesh discovers.
+//! Namespaces that `discoverySelectors` select.
 
 use std::collections::BTreeSet;
 
 use ambit_k8s_api::selector;
 use ambit_model::ArcStr;
 
-/// Namespaces that the mesh discovers.
+/// Namespaces whose objects the mesh uses (`discoverySelectors`).
 #[derive(Debug, Default)]
 pub(crate) struct Discovery {
-    /// Selectors of namespaces; without any, the mesh discovers all.
+    /// Label selectors of namespaces; if empty, the mesh uses all namespaces.
     pub(crate) selectors: Vec<selector::LabelSelector>,
-    /// Namespaces that a selector selects.
+    /// Namespaces that at least one selector matches.
     pub(crate) selected: BTreeSet<ArcStr>,
 }

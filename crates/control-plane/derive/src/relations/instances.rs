@@ -1,4 +1,4 @@
-//! Pods that carry the label of a Gateway.
+//! Pods with the label `gateway.networking.k8s.io/gateway-name`, which names a Gateway of their namespace.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -7,7 +7,7 @@ use ambit_model::{ArcStr, GatewayName};
 
 use crate::{labels::Labels, objects::pod::PodInput};
 
-/// Pods that carry the label of a Gateway of their namespace, by that Gateway and their own name.
+/// Pods whose label names a Gateway of their namespace, by that Gateway and the pod's name.
 #[derive(Debug, Default)]
 pub(crate) struct Instances(HashMap<GatewayName, BTreeMap<ArcStr, Instance>>);
 
@@ -22,18 +22,18 @@ impl Instances {
         self.0.get(gateway).into_iter().flatten()
     }
 
-    /// Whether a pod of a waypoint of ours is ready.
+    /// Whether a pod with the Gateway's label and the waypoint's service account is ready.
     pub(crate) fn any_ready(&self, gateway: &GatewayName) -> bool {
         let mut pods = self.of(gateway);
         pods.any(|(_, pod)| pod.ready && pod.account == gateway.name)
     }
 
-    /// Whether any pod with the label is ready.
+    /// Whether a pod with the Gateway's label is ready, whatever its service account.
     pub(crate) fn any_claims_ready(&self, gateway: &GatewayName) -> bool {
         self.of(gateway).any(|(_, pod)| pod.ready)
     }
 
-    /// The accounts that pods with the label run under.
+    /// Returns the service accounts of the pods with the Gateway's label.
     pub(crate) fn accounts(&self, gateway: &GatewayName) -> BTreeSet<ArcStr> {
         let pods = self.of(gateway);
         pods.map(|(_, pod)| pod.account.clone()).collect()
@@ -66,7 +66,7 @@ impl Instances {
     }
 }
 
-/// The Gateway whose label a pod carries.
+/// Returns the Gateway that the label of a pod names; `None` if the pod has no address or has terminated.
 pub(crate) fn claimed(pod: &PodInput) -> Option<GatewayName> {
     let name = label(&pod.labels).filter(|_| pod.is_published())?;
     Some(GatewayName::new(pod.namespace.clone(), name))

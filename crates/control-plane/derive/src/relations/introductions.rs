@@ -1,46 +1,50 @@
-//! State of waypoints that have been ready, or not yet.
+//! Introduction of waypoints: whether the waypoint of each Gateway has been ready, and which waypoint objects use until
+//! then. A waypoint binds an object if the object's connections go through it or are refused.
 
 use std::collections::BTreeMap;
 
 use ambit_k8s_api::ObjectKey;
 use ambit_model::GatewayName;
 
-/// Whether a waypoint that has never been ready binds nevertheless.
+/// Decision on a waypoint that has never been ready: whether it binds objects nevertheless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Introduction {
-    /// The next flush decides.
+    /// No decision yet; the next flush makes it.
     Undecided,
-    /// The waypoint does not bind: it has never been ready, and no policy requires it to bind nevertheless.
+    /// The waypoint does not bind objects until it has been ready, since no policy is attached to it or to its targets.
     Waiting,
-    /// Policies are attached to what the waypoint is to serve: it binds all that has no other waypoint meanwhile.
+    /// Policies are attached to objects that the waypoint will serve: it binds objects that have no other waypoint
+    /// until then.
     Guarded,
-    /// The waypoint binds.
+    /// The waypoint binds objects although it has never been ready.
     Strict(Strictness),
 }
 
-/// Why a waypoint binds that has never been ready.
+/// Reason why a waypoint binds objects although it has never been ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Strictness {
-    /// The settings of the mesh bind waypoints at once.
+    /// The setting `waypointBinding: strict` of the mesh.
     Setting,
     /// Policies are attached to the Gateway or its class.
     Policies,
-    /// The Gateway is not ours, or is written with addresses of its own: its readiness is not ours to know.
+    /// The Gateway belongs to another controller, or `spec.addresses` is set: this control plane cannot tell whether
+    /// its waypoint is ready.
     Elsewhere,
 }
 
-/// The introductions of all Gateways.
+/// State of introduction of the waypoints of all Gateways.
 #[derive(Debug, Default)]
 pub(crate) struct Introductions {
     /// UIDs of Gateways whose waypoints have been ready.
     introduced: BTreeMap<GatewayName, String>,
-    /// UIDs of the other Gateways, with the decision on each.
+    /// UIDs of Gateways whose waypoints have never been ready, with the decision on each.
     pub(crate) pending: BTreeMap<GatewayName, (String, Introduction)>,
-    /// Waypoints that objects keep, by the object with the label.
+    /// Previous waypoints that objects keep using, by the object whose label names a waypoint that has never been
+    /// ready.
     pub(crate) kept: BTreeMap<ObjectKey, Kept>,
 }
 
-/// The waypoint that a label named, and bound, before it named one that is not introduced.
+/// Previous waypoint of an object, which it keeps until the waypoint that its label names now has been ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kept {
     pub(crate) gateway: GatewayName,
@@ -49,8 +53,8 @@ pub(crate) struct Kept {
 }
 
 impl Introductions {
-    /// Follows the UID of a Gateway, or its deletion. Of a new Gateway, takes over what its status has of objects that
-    /// keep another waypoint.
+    /// Updates the UID of a Gateway, or removes a deleted Gateway. `of` has the UID, and the objects that keep their
+    /// previous waypoint according to the Gateway's status, which are adopted for a Gateway that was not known before.
     pub(crate) fn follow(
         &mut self,
         name: &GatewayName,
@@ -78,12 +82,13 @@ impl Introductions {
         }
     }
 
-    /// Returns the decision on a Gateway that is not introduced.
+    /// Returns the decision on a waypoint that has never been ready; `None` if it has been, or there is no such
+    /// Gateway.
     pub(crate) fn pending(&self, name: &GatewayName) -> Option<Introduction> {
         self.pending.get(name).map(|(_, decision)| *decision)
     }
 
-    /// Whether another waypoint, or none, takes the place of a Gateway's.
+    /// Whether objects whose label names the Gateway use another waypoint, or none, until its waypoint has been ready.
     pub(crate) fn is_on_hold(&self, name: &GatewayName) -> bool {
         matches!(
             self.pending(name),
@@ -91,7 +96,8 @@ impl Introductions {
         )
     }
 
-    /// Follows a label of an object that names another waypoint than before.
+    /// Updates the Gateway that an object's label names: if the old one bound the object, the object keeps it until the
+    /// new one has been ready.
     pub(crate) fn relabel(
         &mut self,
         key: &ObjectKey,
@@ -113,7 +119,8 @@ impl Introductions {
         }
     }
 
-    /// Returns the objects that keep a waypoint until the one that their label names is introduced.
+    /// Returns the objects that keep using the waypoint of this Gateway until the one that their label names has been
+    /// ready.
     pub(crate) fn keepers(&self, gateway: &GatewayName) -> Vec<ObjectKey> {
         let keepers = self
             .kept
@@ -122,7 +129,7 @@ impl Introductions {
         keepers.map(|(key, _)| key.clone()).collect()
     }
 
-    /// Returns the waypoint that an object keeps while it awaits another.
+    /// Returns the previous waypoint that an object keeps while it awaits the one of the Gateway `awaited`.
     pub(crate) fn kept(&self, holder: &ObjectKey, awaited: &GatewayName) -> Option<&GatewayName> {
         let kept = self.kept.get(holder);
         Some(&kept.filter(|kept| kept.awaited == *awaited)?.gateway)

@@ -1,12 +1,12 @@
-//! State of a key set that is fetched.
+//! Result of fetching a key set.
 
 use ambit_model::ArcStr;
 
-/// State of a key set.
+/// Result of fetching a key set: the last keys, and the last error.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyState {
-    /// Key set of the last successful attempt to fetch it.
+    /// Key set of the last successful fetch.
     pub keys: Option<ArcStr>,
-    /// Error of the last attempt to fetch it, if that failed.
+    /// Error of the last attempt to fetch the key set; `None` if it succeeded.
     pub trouble: Option<ArcStr>,
 }

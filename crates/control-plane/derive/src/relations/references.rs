@@ -1,4 +1,5 @@
-//! The graph of references between objects: an object is rendered anew when an object that it names changes.
+//! Reverse index of references between objects: when an object changes, the objects that refer to it are rendered
+//! again.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -7,64 +8,64 @@ use ambit_model::{ArcStr, GatewayName};
 
 use crate::objects::gateway_address::Address;
 
-/// Kind of reference from an object to something that it names.
+/// Kind of reference. Each variant names the objects that refer, and by which name they are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Edge {
-    /// Pods of a node.
+    /// Pods, by the node that they run on.
     OnNode,
-    /// Objects that declare a host.
+    /// Services and ServiceEntries, by the hosts that they declare.
     Declares,
-    /// ServiceEntries of which a host would be a short name of a Service in the namespace.
+    /// ServiceEntries, by each namespace for which one of their hosts is a short name of a Service (`NAME.NAMESPACE`).
     ShortName,
-    /// Objects whose labels name a Gateway.
+    /// Objects, by the Gateway that their labels select as waypoint.
     Bound,
-    /// Objects whose labels name a Gateway as a canary.
+    /// Objects, by the Gateway that their labels select as canary waypoint.
     Canary,
-    /// Pods that choose their waypoint themselves, by namespace.
+    /// Pods whose own label selects a waypoint or `none`, by their namespace.
     ChoosesIn,
-    /// Routes by the objects that they are for.
+    /// Routes, by the services that are their parents.
     RouteParent,
-    /// Routes by the objects of their backends.
+    /// Routes, by the services of their backends and mirrors, and by the objects of their filters.
     RouteBackend,
-    /// Routes by their backends of the kind Hostname.
+    /// Routes, by the hosts of their backends and mirrors.
     RouteHost,
-    /// VirtualServices by the hosts that they are for.
+    /// VirtualServices, by the hosts that they route.
     VirtualHost,
-    /// VirtualServices with a rule for all requests, by the hosts that they are for.
+    /// VirtualServices with a rule that matches all requests, by the hosts that they route.
     CatchAll,
-    /// Gateways by where their controllers say that they are.
+    /// Gateways, by the address in their status.
     GatewayAddress,
-    /// Destination rules by the hosts that they are for.
+    /// DestinationRules, by their host.
     DestinationRule,
-    /// Destination rules that have subsets.
+    /// DestinationRules that have subsets, for the mesh as a whole.
     HasSubsets,
-    /// Objects by the hosts that waypoints call because of them.
+    /// Objects, by the hosts of the services that waypoints call on their behalf.
     Calls,
-    /// ReferenceGrants that name pods.
+    /// ReferenceGrants that permit pods as endpoints, for the mesh as a whole.
     GrantsPods,
-    /// Policies of TLS with backends.
+    /// All BackendTLSPolicies, for the mesh as a whole.
     BackendTls,
-    /// Policies by the providers that they name.
+    /// Policies, by the names of their extension providers.
     Provider,
-    /// Policies by the objects that they are attached to.
+    /// Policies, by the objects that their `targetRefs` name.
     PolicyTarget,
-    /// Plugins by the Secrets that they name.
+    /// WasmPlugins, by the Secrets with their image pull credentials.
     PullSecret,
 }
 
-/// Name that an object refers to.
+/// Name by which an object refers to another one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Referent {
-    /// The mesh as a whole.
+    /// The mesh as a whole, for objects that are only listed.
     Mesh,
     Address(Address),
     Gateway(GatewayName),
-    /// A host, or the name of a namespace, a node or a provider.
+    /// Name of a host, a namespace, a node or a provider.
     Name(ArcStr),
     Object(ObjectKey),
 }
 
-/// Type of the names of a kind of reference.
+/// Type that can be the name in a reference.
 pub(crate) trait Name: Clone {
     fn referent(self) -> Referent;
     fn of(referent: &Referent) -> Option<&Self>;
@@ -90,12 +91,12 @@ macro_rules! names {
 
 names!(Address: Address, Gateway: GatewayName, Name: ArcStr, Object: ObjectKey);
 
-/// Objects by the names that they refer to, for every kind of reference.
+/// Objects by kind of reference and by the name that they refer to.
 #[derive(Debug, Default)]
 pub(crate) struct References(HashMap<Edge, HashMap<Referent, BTreeSet<ObjectKey>>>);
 
 impl References {
-    /// Replaces the names that an object refers to.
+    /// Replaces the names that an object refers to by one kind of reference.
     pub(crate) fn replace<N: Name>(
         &mut self,
         edge: Edge,
@@ -111,7 +112,7 @@ impl References {
         }
     }
 
-    /// Sets whether an object is one of those that [`References::of_mesh`] returns.
+    /// Adds an object to, or removes it from, the objects that [`References::of_mesh`] returns.
     pub(crate) fn set(&mut self, edge: Edge, key: &ObjectKey, refers: bool) {
         if refers {
             self.insert(edge, Referent::Mesh, key);
@@ -136,7 +137,7 @@ impl References {
         }
     }
 
-    /// Returns all names that objects refer to.
+    /// Returns all names that some object refers to by one kind of reference.
     pub(crate) fn names<N: Name + 'static>(&self, edge: Edge) -> impl Iterator<Item = &N> {
         let named = self.0.get(&edge).into_iter();
         named.flat_map(HashMap::keys).filter_map(N::of)
@@ -151,7 +152,7 @@ impl References {
         self.keys(edge, &name.clone().referent())
     }
 
-    /// Returns the objects that refer to the mesh as a whole.
+    /// Returns the objects listed under [`Referent::Mesh`].
     pub(crate) fn of_mesh(&self, edge: Edge) -> impl Iterator<Item = &ObjectKey> {
         self.keys(edge, &Referent::Mesh)
     }

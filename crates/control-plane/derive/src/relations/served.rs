@@ -1,5 +1,5 @@
-//! Waypoints in front of services and policies, because of their workloads: in front of a service, the waypoints of its
-//! endpoints; in front of a policy, those of its pods.
+//! Waypoints that services and policies have because of their workloads: a service has the waypoints of its endpoints,
+//! a policy the waypoints of the pods that it applies to.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -13,18 +13,18 @@ use ambit_model::{
 /// Pods that a policy of node proxies applies to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum PolicyScope {
-    /// Pods that list the policy, by its `namespace/name`.
+    /// Pods whose workload record lists the policy, by its `namespace/name`.
     Listed(ArcStr),
     /// All pods of a namespace.
     Namespace(ArcStr),
 }
 
-/// Services or policies behind waypoints.
+/// Services or policies (`K`), with the waypoints of their workloads.
 #[derive(Debug)]
 pub(crate) struct Served<K> {
-    /// Workloads that have a waypoint, with what they belong to.
+    /// Workloads that have a waypoint, with the services or policies of each.
     by_workload: HashMap<WorkloadUid, (GatewayName, Vec<K>)>,
-    /// How many workloads have each waypoint.
+    /// Number of workloads by service or policy, and by their waypoint.
     by_key: HashMap<K, BTreeMap<GatewayName, usize>>,
 }
 
@@ -38,7 +38,8 @@ impl<K> Default for Served<K> {
 }
 
 impl<K: Clone + Eq + Hash + Ord> Served<K> {
-    /// Follows a workload. Returns the keys that have other waypoints than before.
+    /// Updates the waypoint and the keys of a workload. Returns the services or policies whose set of waypoints
+    /// changed.
     pub(crate) fn update(
         &mut self,
         uid: &WorkloadUid,
@@ -73,7 +74,7 @@ impl<K: Clone + Eq + Hash + Ord> Served<K> {
         changed
     }
 
-    /// Whether it was the last workload with this waypoint.
+    /// Removes one workload from the count of a waypoint. Returns whether it was the last workload with this waypoint.
     fn remove(&mut self, gateway: &GatewayName, key: &K) -> bool {
         let Some(waypoints) = self.by_key.get_mut(key) else {
             return false;
@@ -92,21 +93,22 @@ impl<K: Clone + Eq + Hash + Ord> Served<K> {
         was_last
     }
 
-    /// Returns the keys behind a waypoint.
+    /// Returns the services or policies that have a workload with this waypoint.
     pub(crate) fn of(&self, gateway: &GatewayName) -> impl Iterator<Item = &K> {
         let all = self.by_key.iter();
         let of_it = all.filter(move |(_, waypoints)| waypoints.contains_key(gateway));
         of_it.map(|(key, _)| key)
     }
 
-    /// Returns the waypoints in front of a key.
+    /// Returns the waypoints of the workloads of a service or policy.
     pub(crate) fn waypoints(&self, key: &K) -> impl Iterator<Item = &GatewayName> {
         let waypoints = self.by_key.get(key).into_iter();
         waypoints.flat_map(BTreeMap::keys)
     }
 }
 
-/// The waypoint through which a workload is reached as an endpoint, with the service as target, and its services.
+/// Returns the waypoint that serves requests to a workload as an endpoint of its services, and these services; `None`
+/// if the workload's waypoint does not serve services.
 pub(crate) fn as_endpoint(
     workload: Option<&Workload>,
 ) -> Option<(GatewayName, Vec<NamespacedHostname>)> {
@@ -119,8 +121,8 @@ pub(crate) fn as_endpoint(
     ))
 }
 
-/// The waypoint that a workload is behind, and the policies that apply to it. `foreign`: the Gateway of another
-/// controller at an address.
+/// Returns the waypoint of a workload, and the scopes of policies that apply to it. `foreign` finds the Gateway of
+/// another controller by its address.
 pub(crate) fn as_target(
     workload: Option<&Workload>,
     foreign: impl FnOnce(&Destination) -> Option<GatewayName>,
@@ -137,7 +139,7 @@ pub(crate) fn as_target(
     Some((gateway, listed.chain([of_namespace]).collect()))
 }
 
-/// The Gateway of a waypoint of ours: its account has the Gateway's name.
+/// Returns the Gateway of one of our own waypoints, whose service account has the Gateway's name.
 fn gateway(of: &EndpointWaypoint) -> Option<GatewayName> {
     let identity = of.identities.first()?;
     Some(GatewayName::new(

@@ -1,11 +1,11 @@
-//! Whose an address is.
+//! Ownership of addresses: entries may not take addresses of other namespaces' pods and Services.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{ArcStr, NetworkMode, Protocol};
 
 use super::*;
 
-/// An entry of another namespace than the pod and the Service of these tests.
+/// Returns a ServiceEntry in another namespace than the pod and the Service of these tests.
 fn claim(fields: &str) -> String {
     format!(
         "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: claim, namespace: evil}}\nspec: {{hosts: [claim.example.com], resolution: STATIC, ports: [{{number: 80, name: http}}], {fields}}}\n"

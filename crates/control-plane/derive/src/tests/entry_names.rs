@@ -1,4 +1,4 @@
-//! Which host names ServiceEntries may have, and which namespaces see them.
+//! Host names that ServiceEntries may declare, and the namespaces that they are visible in.
 
 use ambit_k8s_api::Kind;
 use ambit_model::Visibility;
@@ -17,7 +17,7 @@ fn namespace(name: &str) -> String {
     format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {name}}}\n")
 }
 
-/// The administrator's setting.
+/// Returns the ConfigMap with `defaultServiceExportTo`.
 fn setting(export_to: &str) -> String {
     format!(
         "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: istio, namespace: istio-system}}\n\
@@ -31,7 +31,7 @@ fn visibility(mesh: &TestMesh, name: &str) -> Option<Visibility> {
     mesh.services.get(name).map(|service| service.visibility)
 }
 
-/// Notes on the entry `e` of a namespace.
+/// Returns the notes on the ServiceEntry `e` of a namespace.
 fn noted(mesh: &TestMesh, namespace: &str) -> String {
     let key = ObjectKey::new(Kind::ServiceEntry, namespace, "e");
     let problems = mesh.index.problems_of(&key).into_iter();
@@ -47,7 +47,7 @@ enum Expected {
     Public,
 }
 
-/// A host, and what becomes of it in an entry of a tenant where the administrator lets entries be seen by all.
+/// Hosts with their expected visibility in an entry of a tenant, if `defaultServiceExportTo` is `["*"]`.
 const HOSTS: &[(&str, Expected)] = &[
     ("web.store.svc.cluster.local", Expected::Refused),
     ("WEB.Store.SVC.cluster.LOCAL", Expected::Refused),

@@ -1,4 +1,4 @@
-//! The ConfigMap with the settings of the mesh.
+//! MeshConfig: fields with and without an effect, and errors.
 
 use ambit_k8s_api::Kind;
 use ambit_model::PathNormalization;

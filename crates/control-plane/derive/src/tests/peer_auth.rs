@@ -1,4 +1,4 @@
-//! PeerAuthentication, by its effect on a connection without identity.
+//! PeerAuthentications, tested by their effect on connections without an identity.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ fn peer_auth(namespace: &str, name: &str, spec: &str) -> String {
     )
 }
 
-/// The ports of the pod on which plaintext is refused, by its policies as sent.
+/// Returns the ports of the pod on which the published policies refuse plaintext.
 fn refused(mesh: &TestMesh) -> BTreeSet<u16> {
     let listed = &mesh.pod("cart-1").authorization_policies;
     let policies: Vec<_> = listed.iter().map(|name| mesh.policy(name)).collect();

@@ -1,4 +1,4 @@
-//! AuthorizationPolicy: shape, scope, refusals.
+//! AuthorizationPolicies: conversion, scope, invalid policies.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{Action, Match, Rule, Scope, StringMatch};

@@ -1,4 +1,4 @@
-//! Whatever the order of changes, the records are those of the objects that are left.
+//! Property tests: in whatever order objects change, the records are those of the objects that remain.
 
 use ambit_k8s_api::Kind;
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ fn namespaces() -> impl Strategy<Value = &'static str> {
     prop_oneof![Just("a"), Just("b"), Just("istio-system")]
 }
 
-/// All of a pod but its head.
+/// Returns spec and status of a pod manifest.
 fn pod(number: u8, variant: u8, account: &str, is_ready: bool, is_running: bool) -> String {
     let phase = if is_running { "Running" } else { "Failed" };
     let ready = if is_ready {
@@ -29,7 +29,7 @@ fn pod(number: u8, variant: u8, account: &str, is_ready: bool, is_running: bool)
     )
 }
 
-/// A Gateway, some of them waypoints.
+/// Returns a Gateway manifest; some Gateways are waypoints.
 fn gateway(
     (namespace, number): (&str, u8),
     app: &str,
@@ -67,7 +67,7 @@ fn gateway(
     )
 }
 
-/// All of a rate limit but its head, some of them of no use.
+/// Returns the spec of a RateLimit manifest, which is invalid for some arguments.
 fn rate_limit(number: u8, mode: &str, variant: u8, flag: bool) -> String {
     let target = if flag {
         format!("{{kind: Service, name: svc{number}}}")
@@ -81,7 +81,7 @@ fn rate_limit(number: u8, mode: &str, variant: u8, flag: bool) -> String {
     format!("spec: {{targetRefs: [{target}], local: [{{requests: 1, per: {per}}}], {global}}}\n")
 }
 
-/// The kinds, and how the names of their objects begin.
+/// Generates kinds of objects, with the prefix of their objects' names.
 fn kinds() -> impl Strategy<Value = (Kind, &'static str)> + Clone {
     prop_oneof![
         Just((Kind::Pod, "pod")),
@@ -246,7 +246,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![6 => apply, 2 => delete(kinds), 1 => Just(Step::Flush)]
 }
 
-/// Whether a ConfigMap has the settings of the mesh.
+/// Whether the generated ConfigMap is the MeshConfig.
 fn is_settings(namespace: &str, number: u8) -> bool {
     namespace == "istio-system" && number == 0
 }

@@ -1,4 +1,4 @@
-//! Services and service entries.
+//! Records of Services and ServiceEntries.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{AppProtocol, HealthPolicy, IpFamilies, LbMode, LbScope, NamespacedHostname};
@@ -206,7 +206,7 @@ spec:
   - {address: backup.example.com, weight: 2}
 "#;
 
-/// All namespaces see entries that do not say less.
+/// MeshConfig by which ServiceEntries are visible in all namespaces by default.
 const OPEN: &str = "apiVersion: v1
 kind: ConfigMap
 metadata: {name: istio, namespace: istio-system}

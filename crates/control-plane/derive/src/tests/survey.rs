@@ -1,4 +1,4 @@
-//! Everything that is wrong, as one list.
+//! Survey of all problems of a mesh.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Trust domains of the MeshConfig: which are accepted, and which callers policies mean.
+//! Trust domains in the MeshConfig: which are accepted, and which principals policies match.
 
 use std::collections::BTreeSet;
 
@@ -35,7 +35,7 @@ fn texts(all: &[StringMatch]) -> String {
     all.collect::<Vec<_>>().join(" ")
 }
 
-/// Principals of each match of a policy's rules.
+/// Returns `principals` and `not_principals` of each match in a policy's rules.
 fn principals(policy: &Authorization) -> Vec<[String; 2]> {
     let matches = policy.rules.iter().flatten().flatten();
     let both = matches.map(|one| [texts(&one.principals), texts(&one.not_principals)]);

@@ -27,7 +27,7 @@ use ambit_model::NamespacedHostname;
 
 use super::*;
 
-/// A Gateway of `shop`, `wp` unless renamed; `{}` in its metadata for more.
+/// Returns a Gateway manifest for a waypoint of the namespace `shop`; `more_metadata` continues its metadata.
 pub(super) fn gateway(name: &str, more_metadata: &str) -> String {
     format!(
         "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\n\

@@ -1,4 +1,4 @@
-//! Pods, workload entries and endpoints given by hand.
+//! Workload records of pods, WorkloadEntries and EndpointSlices.
 
 use ambit_k8s_api::{Kind, enablement::Enablement};
 use ambit_model::{Locality, NamespacedHostname, NetworkMode, Protocol, WorkloadStatus};

@@ -1,9 +1,9 @@
 //! Attachment of workloads and services to waypoints.
 //!
-//! In this order: labels of its own, those of its namespace; then, unless the mesh goes by labels alone, the Gateways
-//! themselves: the waypoint of a pod's service account, the waypoint of its namespace. The first that is set decides,
-//! even if it cannot be resolved: clients then refuse connections rather than send them past the waypoint. Waypoints
-//! that do not bind yet (`introduction.rs`) are skipped.
+//! The first of these decides: the object's own label, the label of its namespace; then, unless `waypointAttachment`
+//! allows labels only, the Gateways themselves: the waypoint for a pod's service account, the waypoint of the
+//! namespace. If that waypoint cannot be used, clients refuse connections rather than bypass it. Waypoints that do not
+//! bind objects yet (`introduction.rs`) are skipped.
 
 use std::fmt::{self, Write};
 
@@ -27,40 +27,41 @@ use crate::{
     view::{MeshView, foreign::Foreign},
 };
 
-/// The class that is a waypoint's wherever it comes from.
+/// Class whose Gateways are waypoints of this mesh even without a GatewayClass object.
 const WAYPOINT_CLASS: &str = "istio-waypoint";
-/// The account of pods that name none.
+/// Service account of pods that name none, which must not become a waypoint's.
 const DEFAULT_ACCOUNT: &str = "default";
 
-/// Label that attaches a workload or service to a waypoint.
+/// Source of an attachment to a waypoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// Its own labels.
+    /// Label of the object itself.
     Own,
-    /// Labels of the object's namespace.
+    /// Label of the object's namespace.
     Namespace,
-    /// A Gateway of its namespace.
+    /// Gateway in the object's namespace, without any label.
     Gateway,
 }
 
-/// Why an attachment cannot be resolved.
+/// Reason why an object cannot use the waypoint that it is attached to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Obstacle {
-    /// There is no such Gateway.
+    /// The Gateway does not exist.
     Missing,
-    /// The Gateway is another controller's, and that has given it no address.
+    /// The Gateway belongs to another controller, which has not written an address to its status.
     NoAddress,
-    /// The Gateway has the name of a Service or account that others use: its identity would be theirs.
+    /// The Gateway is named like a Service that was not created for it, or `default`: the waypoint would share their
+    /// identity.
     NameTaken,
-    /// The Gateway cannot be used as it is written, and never could.
+    /// The Gateway is invalid, and no valid version of it is known.
     Unusable,
-    /// The Gateway's listener does not allow the namespace.
+    /// `allowedRoutes` of the Gateway's listener does not include the object's namespace.
     NotPermitted,
-    /// The waypoint does not serve such objects, although this one names it.
+    /// The object's own label names a waypoint that does not serve such objects: connections are refused.
     UnsupportedType,
-    /// The waypoint does not serve such objects: they go without.
+    /// The waypoint does not serve such objects, which therefore have no waypoint.
     NotServed,
-    /// The waypoint has never been ready: until it is, they go without.
+    /// The waypoint has never been ready, and objects have no waypoint until then.
     Waiting,
 }
 
@@ -78,29 +79,30 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// The waypoint of a workload or service.
+/// Waypoint that a workload or service is attached to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Attachment {
-    /// Origin of the attachment.
+    /// Label or Gateway that attaches the object.
     pub(crate) origin: Origin,
     /// Gateway of the waypoint.
     pub(crate) gateway: GatewayName,
-    /// Traffic that the waypoint serves, or the reason why there is none.
+    /// Traffic that the waypoint serves, or the reason why the object cannot use it.
     pub(crate) outcome: Result<Serves, Obstacle>,
-    /// Class and address of a waypoint of another controller.
+    /// Class and address of the waypoint, if it belongs to another controller.
     pub(crate) foreign: Option<Foreign>,
-    /// Waypoint that replaces this one once it has been ready.
+    /// Gateway whose waypoint replaces this attachment once it has been ready.
     pub(crate) awaited: Option<GatewayName>,
 }
 
 impl Attachment {
-    /// The Gateway, if all is well and the waypoint is ours: we tell it what it serves.
+    /// Returns the Gateway if the waypoint is usable and our own: it receives records of the objects that it serves.
     pub(crate) fn ours(&self) -> Option<&GatewayName> {
         let is_ours = self.outcome.is_ok() && self.foreign.is_none();
         is_ours.then_some(&self.gateway)
     }
 
-    /// The waypoints that get records of the object: an awaited one knows what it serves before anything is sent to it.
+    /// Returns the waypoints that receive records of the object, including the awaited one, so that it is configured
+    /// before it receives traffic.
     pub(crate) fn receivers(&self) -> impl Iterator<Item = &GatewayName> {
         self.ours().into_iter().chain(&self.awaited)
     }
@@ -108,20 +110,20 @@ impl Attachment {
 
 impl MeshView {
     // === Gateways ===
-    /// A Gateway of any controller.
+    /// Returns a Gateway of any controller by name.
     pub(crate) fn gateway(&self, name: &GatewayName) -> Option<&GatewayInput> {
         self.objects(&name.namespace)?
             .all::<Gateway>()
             .get(&name.name)
     }
 
-    /// A waypoint of ours by name.
+    /// Returns the Gateway of one of our own waypoints by name, unless it cannot be used.
     pub(crate) fn waypoint(&self, name: &GatewayName) -> Option<&GatewayInput> {
         let gateway = self.gateway(name).filter(|one| self.is_waypoint(one))?;
         self.usable(gateway).ok()
     }
 
-    /// All waypoints of this control plane.
+    /// Returns the Gateways of all our own waypoints that can be used.
     pub(crate) fn all_waypoints(&self) -> impl Iterator<Item = &GatewayName> {
         let gateways = self.namespaces.values();
         let gateways = gateways.flat_map(|objects| objects.all::<Gateway>().values());
@@ -129,8 +131,8 @@ impl MeshView {
         names.filter(|name| self.waypoint(name).is_some())
     }
 
-    /// A Gateway that something is to go through, unless it cannot be used. One of another controller is as good as
-    /// its address.
+    /// Returns a Gateway, or the reason why it cannot be used as a waypoint. Another controller's Gateway only needs an
+    /// address.
     fn usable<'a>(&self, gateway: &'a GatewayInput) -> Result<&'a GatewayInput, Obstacle> {
         let is_ours = self.is_waypoint(gateway);
         if is_ours && self.is_taken(&gateway.name) {
@@ -144,15 +146,17 @@ impl MeshView {
         }
     }
 
-    /// Whether a Gateway's name, which its Service and its service account have, is that of others' already.
+    /// Whether a Gateway's name is `default`, or the name of a Service that was not created for it: its waypoint's
+    /// Service and service account would have the same name.
     fn is_taken(&self, name: &GatewayName) -> bool {
         let key = ObjectKey::new(Kind::Service, name.namespace.clone(), name.name.clone());
         let service = self.get::<Service>(&key);
         name.name == DEFAULT_ACCOUNT || service.is_some_and(|service| !service.is_managed)
     }
 
-    /// Whether a Gateway is a waypoint of this mesh: one of its control planes runs it, and all of them serve it, so that
-    /// it may move from one to another. A Gateway of a revision that none of them has is another implementation's.
+    /// Whether a Gateway is a waypoint of this mesh: its revision belongs to one of the mesh's control planes. Every
+    /// control plane of the mesh serves configuration to the waypoint, so that it can move between revisions; a Gateway
+    /// with an unknown revision belongs to another implementation.
     pub(crate) fn is_waypoint(&self, gateway: &GatewayInput) -> bool {
         let namespaces = self.objects("").map(|all| all.all::<Namespace>());
         let namespace = namespaces.and_then(|all| all.get(&gateway.name.namespace));
@@ -161,14 +165,14 @@ impl MeshView {
         self.is_of_waypoints(gateway) && self.revisions.is_of_mesh(own, namespace)
     }
 
-    /// Whether a Gateway is a waypoint by its class.
+    /// Whether a Gateway's class makes it a waypoint.
     pub(crate) fn is_of_waypoints(&self, gateway: &GatewayInput) -> bool {
         let class = || self.class(&gateway.class);
         gateway.class == WAYPOINT_CLASS
             || class().is_some_and(|class| class.controller == CONTROLLER)
     }
 
-    /// The Gateways of a class, of any controller.
+    /// Returns the Gateways of a class, whatever its controller.
     pub(crate) fn gateways_of_class(&self, class: &ArcStr) -> Vec<GatewayName> {
         let gateways = self
             .all_objects()
@@ -181,18 +185,18 @@ impl MeshView {
         self.objects("")?.all::<GatewayClass>().get(name)
     }
 
-    /// Traffic that a Gateway or its class declares by a label.
+    /// Returns the value of `istio.io/waypoint-for` on a Gateway, or else on its class.
     fn declared(&self, gateway: &GatewayInput) -> Option<Serves> {
         let of_class = || self.class(&gateway.class)?.serves;
         gateway.serves.or_else(of_class)
     }
 
-    /// Traffic that a waypoint serves of objects whose labels name it.
+    /// Returns the traffic that a waypoint serves for objects whose labels name it; services by default.
     pub(crate) fn serves(&self, gateway: &GatewayInput) -> Serves {
         self.declared(gateway).unwrap_or(Serves::Services)
     }
 
-    /// Whether a waypoint may serve the services of a namespace.
+    /// Checks that a waypoint may serve the services of a namespace.
     pub(crate) fn serves_services(
         &self,
         name: &GatewayName,
@@ -226,7 +230,7 @@ impl MeshView {
         }
     }
 
-    /// The waypoints of a namespace, the first of several first.
+    /// Returns the Gateways of a namespace that are waypoints by their class, the oldest first.
     fn waypoints_of(&self, namespace: &str) -> Vec<&GatewayInput> {
         let gateways = self.objects(namespace).map(|all| all.all::<Gateway>());
         let gateways = gateways.into_iter().flat_map(|all| all.values());
@@ -235,7 +239,8 @@ impl MeshView {
         found
     }
 
-    /// Gateways that take pods and services of their namespace by themselves, with the traffic that they serve then.
+    /// Returns the Gateways that attach pods and services of their namespace without labels, with the traffic that they
+    /// serve then; none if `waypointAttachment` allows labels only.
     pub(crate) fn takers(
         &self,
         namespace: &str,
@@ -253,7 +258,8 @@ impl MeshView {
     }
 
     // === the order ===
-    /// The waypoint of a workload that an object has or is. `account`: of a pod, which Gateways may take by themselves.
+    /// Returns the attachment of a workload, by the labels `own` of its object and those of the namespace. `account` is
+    /// the service account of a pod, which Gateways may attach without labels; `None` for other workloads.
     pub(crate) fn waypoint_of_workload(
         &self,
         object: &ObjectKey,
@@ -272,8 +278,8 @@ impl MeshView {
         })
     }
 
-    /// Attachment by a label; `unserved` is whether a waypoint that does not serve this kind of traffic is none for the
-    /// object.
+    /// Returns the attachment by a label; `None` if the label's value is `none`. `unserved` returns the obstacle for a
+    /// waypoint that does not serve this kind of object.
     fn by_label(
         &self,
         namespace: &ArcStr,
@@ -302,7 +308,8 @@ impl MeshView {
         })
     }
 
-    /// The waypoint that takes a pod by itself: its account's, else its namespace's.
+    /// Returns the attachment of a pod without labels: to the waypoint for its service account, else to the waypoint of
+    /// its namespace.
     fn taken(&self, namespace: &ArcStr, account: &ArcStr, which: Takers) -> Option<Attachment> {
         let takers = || {
             let all = self.takers(namespace, which);
@@ -324,7 +331,7 @@ impl MeshView {
         }
     }
 
-    /// The waypoint of a Service or ServiceEntry.
+    /// Returns the attachment of a Service or ServiceEntry.
     pub(crate) fn waypoint_of_service(&self, key: &ObjectKey) -> Option<Attachment> {
         let namespace = &key.namespace;
         let (own, has_pods) = match key.kind {
@@ -365,8 +372,9 @@ impl MeshView {
         Some(attachment)
     }
 
-    /// The waypoint that takes the services of a namespace by itself. One that takes pods, too, is that of a
-    /// service only if all pods there have it; else it depends on the endpoint.
+    /// Returns the attachment of services without labels: to the waypoint of their namespace. A waypoint that also
+    /// serves workloads attaches services only if all pods of the namespace use it; otherwise each endpoint has its own
+    /// waypoint.
     fn taken_service(&self, namespace: &ArcStr, which: Takers) -> Option<Attachment> {
         let mut of_services = self.takers(namespace, which);
         let (gateway, serves) =
@@ -382,7 +390,8 @@ impl MeshView {
     }
 
     // === what is sent ===
-    /// Address of the waypoint for clients. An unresolved one is a name that does not exist.
+    /// Returns the address that clients connect to for the waypoint; `None` for no waypoint. For a waypoint that cannot
+    /// be used, it is a host name that does not exist, so that clients refuse connections.
     pub(crate) fn waypoint_address(&self, attachment: &Attachment) -> Option<GatewayAddress> {
         let GatewayName { namespace, name } = &attachment.gateway;
         let hostname = match attachment.outcome {
@@ -403,7 +412,7 @@ impl MeshView {
         })
     }
 
-    /// Gives a workload its waypoint.
+    /// Sets the waypoint in a workload's record.
     pub(crate) fn attach(&self, workload: &mut Workload, attachment: Option<&Attachment>) {
         let Some(attachment) = attachment else {
             return;
@@ -429,7 +438,7 @@ impl MeshView {
         workload.waypoint = address;
     }
 
-    /// The identities that are a waypoint's.
+    /// Returns the identities that the pods of a waypoint have.
     pub(crate) fn identities(&self, gateway: &GatewayName) -> Vec<Identity> {
         match self.waypoint(gateway) {
             Some(_) => vec![self.waypoint_identity(gateway)],
@@ -437,7 +446,7 @@ impl MeshView {
         }
     }
 
-    /// The identity of the pods of a waypoint of ours.
+    /// Returns the identity of the pods of one of our own waypoints, whose service account has the Gateway's name.
     fn waypoint_identity(&self, gateway: &GatewayName) -> Identity {
         Identity::new(
             self.config.trust_domain.clone(),
@@ -447,11 +456,11 @@ impl MeshView {
     }
 }
 
-/// Selection among the Gateways that take pods and services by themselves.
+/// Selection among the Gateways that attach objects without labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Takers {
-    /// All Gateways, whether they bind now or not.
+    /// All Gateways, including those that do not bind objects yet.
     All,
-    /// Gateways that bind now.
+    /// Gateways that bind objects now.
     Binding,
 }

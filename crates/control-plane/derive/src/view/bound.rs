@@ -1,4 +1,4 @@
-//! Condition `WaypointBound`: the waypoint of a service or workload, or why it has none.
+//! Status condition `WaypointBound`: the waypoint of a service or workload, or the reason why it has none.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,8 @@ use crate::{
 };
 
 impl MeshView {
-    /// Returns the state of a service or workload: its waypoint.
+    /// Builds the condition `WaypointBound` of a service or workload from its attachment; `of_endpoints` are the
+    /// waypoints of a service's endpoints.
     pub(crate) fn bound(
         &self,
         attachment: Option<&Attachment>,
@@ -33,7 +34,8 @@ impl MeshView {
         }
     }
 
-    /// Returns the condition of a service each of whose endpoints has a waypoint of its own.
+    /// Builds the condition of a service without a common waypoint whose endpoints have waypoints; `None` if they have
+    /// none.
     fn through_endpoints(&self, waypoints: &BTreeSet<GatewayName>) -> Option<Verdict> {
         let all = names(waypoints)?;
         let without = waypoints.iter().filter(|one| !self.is_ready(one));
@@ -113,7 +115,7 @@ impl MeshView {
         }
     }
 
-    /// State of an object that uses another controller's waypoint.
+    /// Builds the condition of an object that is attached to another controller's waypoint.
     fn attached_to_foreign(&self, gateway: &GatewayName, foreign: &Foreign) -> Verdict {
         let Foreign { class, at } = foreign;
         let accounts = self.instances.accounts(gateway);
@@ -149,7 +151,8 @@ impl MeshView {
     }
 }
 
-/// Returns the condition for a waypoint that has never been ready: clients keep their previous destination.
+/// Builds the condition of an object whose label names a waypoint that has never been ready: its traffic takes the same
+/// route as before.
 fn waiting(awaited: &GatewayName, attachment: &Attachment) -> Verdict {
     let meanwhile = match attachment.outcome {
         Ok(_) => format!("through the waypoint {}", attachment.gateway),
@@ -165,7 +168,7 @@ fn waiting(awaited: &GatewayName, attachment: &Attachment) -> Verdict {
     }
 }
 
-/// Returns the condition for waypoints without a ready pod: clients find no endpoint, and refuse connections.
+/// Builds the condition for waypoints without a ready pod: clients refuse connections until one is ready.
 fn not_ready(names: &str, why: &str) -> Verdict {
     Verdict {
         is_true: false,

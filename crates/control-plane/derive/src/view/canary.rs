@@ -1,5 +1,6 @@
-//! A second waypoint of a service, for a share of its connections: the labels and the annotation of the level that
-//! names the first. Where it cannot be used, the first has all of them.
+//! Canary waypoint of a service, which receives a percentage of its connections. Its labels and annotation are read
+//! from the same object, Service or Namespace, as the label of the primary waypoint. If the canary cannot be used, the
+//! primary waypoint receives all connections.
 
 use ambit_k8s_api::{Kind, Namespace, ObjectKey, Service};
 use ambit_model::{GatewayName, WeightedWaypoint};
@@ -13,21 +14,22 @@ use crate::{
     },
 };
 
-/// Why a second waypoint is not used.
+/// Reason why a canary waypoint is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
-    /// Text that is no share.
+    /// The weight is not a number from 0 to 100; its text.
     Weight(String),
-    /// Gateway that is the first one too.
+    /// The canary is the primary waypoint itself.
     Same,
-    /// Gateway that cannot be attached.
+    /// The service cannot be attached to this Gateway.
     Obstacle(GatewayName, Obstacle),
-    /// None of its pods is ready.
+    /// No pod of this Gateway's waypoint is ready.
     NotReady(GatewayName),
 }
 
 impl MeshView {
-    /// The second waypoint of a service and its share, or why it is not used.
+    /// Returns the canary waypoint of a Service and its percentage, or the reason why it is not used; `None` if the
+    /// Service has no canary.
     pub(crate) fn canary(
         &self,
         key: &ObjectKey,
@@ -62,7 +64,7 @@ impl MeshView {
         })
     }
 
-    /// The waypoints of a service by share; none if there is one alone.
+    /// Returns the primary and the canary waypoint of a service with their weights; empty if there is no usable canary.
     pub(crate) fn weighted(&self, key: &ObjectKey, primary: &Attachment) -> Vec<WeightedWaypoint> {
         let Some(Ok((gateway, weight))) = self.canary(key, primary) else {
             return Vec::new();
@@ -87,7 +89,7 @@ impl MeshView {
         weighted.into_iter().flatten().collect()
     }
 
-    /// Whether ingress gateways send through the waypoint of a service: by its label, else by its namespace's.
+    /// Whether ingress gateways send requests through the waypoint of a service, by its label or else its namespace's.
     pub(crate) fn ingress_uses_waypoint(&self, key: &ObjectKey) -> bool {
         if key.kind != Kind::Service {
             return false;
@@ -100,7 +102,7 @@ impl MeshView {
         own.or_else(of_namespace).unwrap_or(false)
     }
 
-    /// Adds the state of the second waypoint of a service, and of ingress, to that of the first.
+    /// Adds the canary waypoint and ingress to a service's condition `WaypointBound`.
     pub(crate) fn judge_canary(
         &self,
         key: &ObjectKey,

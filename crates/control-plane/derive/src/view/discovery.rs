@@ -1,16 +1,16 @@
-//! Namespaces that the mesh leaves out.
+//! Namespaces that `discoverySelectors` exclude from the mesh.
 
 use ambit_k8s_api::selector;
 
 use crate::{relations::discovery::Discovery, view::MeshView};
 
 impl MeshView {
-    /// Selectors of the namespaces that are seen; all are, if there are none.
+    /// Returns the selectors of the namespaces whose objects the mesh uses; all namespaces if empty.
     pub fn discovery_selectors(&self) -> &[selector::LabelSelector] {
         &self.discovery.selectors
     }
 
-    /// Whether the mesh's settings leave a namespace out.
+    /// Whether `discoverySelectors` exclude a namespace.
     pub(crate) fn is_left_out(&self, namespace: &str) -> bool {
         let Discovery {
             selectors,

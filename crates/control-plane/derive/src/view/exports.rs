@@ -1,8 +1,9 @@
-//! Visibility of a ServiceEntry's hosts: the namespaces in its `exportTo`, as far as the mesh's administrator allows
-//! (`meshConfig.defaultServiceExportTo`), but for names that are reserved.
+//! Visibility of the hosts of ServiceEntries: the namespaces in `exportTo`, limited by the administrator's setting
+//! `meshConfig.defaultServiceExportTo`, and without reserved names.
 //!
-//! Without the administrator's setting, entries of the root namespace are seen by all namespaces and all others by
-//! their own. The setting `["*"]` is Istio's meaning: an entry is seen by all unless it narrows that.
+//! If the setting is unset, entries of the root namespace are visible in all namespaces, and other entries in their
+//! own. The setting `["*"]` gives Istio's behaviour: an entry is visible in all namespaces unless its `exportTo` says
+//! less.
 
 use ambit_k8s_api::{Namespace, Service};
 use ambit_model::{ArcStr, Visibility};
@@ -16,7 +17,7 @@ use crate::{
 };
 
 impl MeshView {
-    /// The namespaces that see an entry.
+    /// Returns the namespaces that an entry is visible in.
     pub(crate) fn export_of(&self, entry: &ServiceEntryInput) -> Export {
         let setting = self.settings().and_then(|settings| settings.default_export);
         if entry.namespace == self.config.root_namespace {
@@ -29,7 +30,7 @@ impl MeshView {
             .map_or(default, |requested| requested.min(widest))
     }
 
-    /// Visibility of a host of an entry; `None`: no namespace sees it.
+    /// Returns the visibility of one host of an entry; `None` if it is visible in no namespace.
     pub(crate) fn visibility(&self, entry: &ServiceEntryInput, host: &str) -> Option<Visibility> {
         if self.reservation(entry, host).is_some() {
             return None;
@@ -42,8 +43,8 @@ impl MeshView {
         }
     }
 
-    /// Why an entry may not have a host, if it may not. Entries of the root namespace, which are the administrator's,
-    /// may have any.
+    /// Returns the reason why an entry may not declare a host, if the host is reserved. Entries of the root namespace,
+    /// which administrators write, may declare any host.
     pub(crate) fn reservation<'a>(
         &self,
         entry: &ServiceEntryInput,
@@ -58,7 +59,7 @@ impl MeshView {
         })
     }
 
-    /// Whether a namespace exists: its object, or a Service in it where manifests leave the object out.
+    /// Whether a namespace exists: as an object, or because it has a Service, since manifests may omit the Namespace.
     fn has_namespace(&self, name: &str) -> bool {
         let of_cluster = self.objects("").map(|all| all.all::<Namespace>());
         let services = self.objects(name).map(|all| all.all::<Service>());
@@ -67,7 +68,7 @@ impl MeshView {
     }
 }
 
-/// The namespaces of which hosts would be short names.
+/// Returns the namespaces for which one of the hosts is a short name of a Service (`NAME.NAMESPACE`).
 pub(crate) fn short_names(hosts: &[ArcStr]) -> Vec<ArcStr> {
     let names = hosts.iter().filter_map(|host| short_name_of(host));
     names.map(ArcStr::from).collect()

@@ -1,14 +1,14 @@
-//! Waypoints of other controllers: Gateways of any other class, which labels may name.
+//! Waypoints of other controllers: Gateways of other classes, which labels may name.
 //!
-//! The address of such a waypoint is in the Gateway's status, written by its controller. Its identities are not vouched
-//! for: they are the accounts of the pods that carry the Gateway's label, as in Istio. So a user who may create pods in
-//! the Gateway's namespace may make an account the waypoint's, and what uses the waypoint names these accounts in its
-//! condition. Of captured pods under such an account only the endpoints of the Gateway's address are believed to be the
-//! waypoint; those that are not captured hold the account's keys themselves.
+//! The address of such a waypoint is in the Gateway's status, which its controller writes. Nothing vouches for its
+//! identities: they are the service accounts of the pods with the Gateway's label, as in Istio. A user who may create
+//! pods in the Gateway's namespace can thus add an account to the waypoint; the condition of objects that use the
+//! waypoint therefore lists the accounts. Of captured pods with such an account, proxies accept only the endpoints of
+//! the Gateway's address as the waypoint; pods that are not captured hold the keys of the account themselves.
 //!
-//! A connection to a pod behind such a waypoint from any other peer is refused rather than redirected to the waypoint:
-//! that does not know the header in which node proxies send the original peer, and would take every caller for the pod
-//! itself. Services are sent to it by their own labels alone, since it serves no others.
+//! A connection to a pod behind such a waypoint from any other client is refused rather than redirected to the
+//! waypoint, which does not know the header in which node proxies send the original client, and would mistake every
+//! client for the pod. Only the labels of services send their traffic to it, since it serves no other services.
 
 use ambit_k8s_api::{Gateway, Kind, ObjectKey, Service, ServiceEntry};
 use ambit_model::{
@@ -22,17 +22,17 @@ use crate::{
     view::MeshView,
 };
 
-/// A waypoint of another controller.
+/// Class and address of another controller's waypoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Foreign {
-    /// The Gateway's class.
+    /// Class of the Gateway.
     pub(crate) class: ArcStr,
-    /// Where it is.
+    /// IP address or host name of the waypoint.
     pub(crate) at: Destination,
 }
 
 impl Foreign {
-    /// Where clients go.
+    /// Returns the address that clients connect to, with the HBONE port.
     pub(crate) fn address(&self) -> GatewayAddress {
         GatewayAddress {
             destination: self.at.clone(),
@@ -42,7 +42,8 @@ impl Foreign {
 }
 
 impl MeshView {
-    /// Waypoint of another controller, if the Gateway is that.
+    /// Returns class and address of a Gateway that belongs to another controller; `None` for our own waypoints and
+    /// without an address.
     pub(crate) fn foreign(&self, gateway: &GatewayInput) -> Option<Foreign> {
         let address = gateway.address.as_ref();
         let address = address.filter(|_| !self.is_waypoint(gateway))?;
@@ -57,7 +58,7 @@ impl MeshView {
         Some(Foreign { class, at })
     }
 
-    /// The Gateway of another controller at an address; the first, if several say that they are there.
+    /// Returns another controller's Gateway by its address; the first by name if several have the same address.
     pub(crate) fn foreign_at(&self, at: &Destination) -> Option<GatewayName> {
         let address = match at {
             Destination::Address(at) => Address::Ip(at.address),
@@ -70,7 +71,8 @@ impl MeshView {
         there.map(|one| one.name.clone()).min()
     }
 
-    /// The identities of another controller's waypoint: those of all pods that say that they are part of it.
+    /// Returns the identities of another controller's waypoint: the service accounts of the pods with the Gateway's
+    /// label.
     pub(crate) fn foreign_identities(&self, gateway: &GatewayName) -> Vec<Identity> {
         let accounts = self.instances.accounts(gateway).into_iter();
         let trust_domain = &self.config.trust_domain;
@@ -79,7 +81,7 @@ impl MeshView {
             .collect()
     }
 
-    /// Whether a Service or ServiceEntry is what is found at a Gateway's address.
+    /// Whether a Gateway's address belongs to a Service or ServiceEntry, or is a host of it.
     pub(crate) fn is_at(&self, key: &ObjectKey, at: &Destination) -> bool {
         match (key.kind, at) {
             (Kind::Service, Destination::Hostname(name)) => {
@@ -99,7 +101,8 @@ impl MeshView {
         }
     }
 
-    /// Whether another controller's waypoint is there: one of which nothing is known but its address is taken to be.
+    /// Whether another controller's waypoint is ready: a pod with the Gateway's label is ready, or no pod has the label
+    /// and the Gateway has an address.
     pub(crate) fn is_foreign_ready(&self, gateway: &GatewayName) -> bool {
         let is_foreign = self
             .gateway(gateway)

@@ -1,10 +1,10 @@
-//! Node proxies of another implementation, beside our waypoints.
+//! Nodes with a node proxy of another implementation.
 //!
-//! Such a proxy knows nothing of the extension by which everything to a pod has to come through its waypoint: it lets
-//! pass what callers without a tunnel send there, and what a tunnel brings that did not come through the waypoint. So a
-//! waypoint names the nodes where that concerns pods of its own.
+//! Such a proxy does not implement Ambit's rule that all connections to a pod must come through its waypoint: it
+//! accepts plaintext connections, and HBONE tunnels that bypass the waypoint. The waypoint's Gateway therefore has a
+//! note that lists the nodes where this concerns pods of the waypoint.
 //!
-//! A pod of the mesh's namespace with the label of node proxies and without that of Ambit's chart is such a proxy.
+//! A pod of the root namespace is such a proxy if it has the label of ztunnel and lacks the label of Ambit's chart.
 
 use ambit_k8s_api::{ObjectKey, Pod};
 use ambit_model::GatewayName;
@@ -14,9 +14,9 @@ use crate::{
     view::MeshView,
 };
 
-/// The label of node proxies, and its value.
+/// Label of node proxies in Istio's chart, name and value.
 const NODE_PROXY: (&str, &str) = ("app", "ztunnel");
-/// The label of what Ambit's chart makes, and its value.
+/// Label of all objects in Ambit's chart, name and value.
 const OURS: (&str, &str) = ("app.kubernetes.io/part-of", "ambit");
 
 impl MeshView {
@@ -29,7 +29,7 @@ impl MeshView {
             && !has(OURS)
     }
 
-    /// The nodes on which callers can pass a waypoint of ours.
+    /// Builds the note on the nodes where clients can bypass one of our waypoints; `None` if there are no such nodes.
     pub(crate) fn passed_on_nodes(&self, gateway: &GatewayName) -> Option<Note> {
         let serves = |key: &ObjectKey| {
             let pod = self.get::<Pod>(key).filter(|pod| !pod.host_network)?;

@@ -1,5 +1,5 @@
-//! What is to be enforced at waypoints that have never been ready, so that these bind before they are: policies that
-//! refuse something, and TLS with endpoints, without which clients' requests would leave the mesh in plaintext.
+//! Policies that require a waypoint to bind objects before it has been ready: policies that can refuse requests, and
+//! originated TLS, without which requests would leave the mesh in plaintext.
 
 use std::collections::BTreeSet;
 
@@ -12,27 +12,27 @@ use crate::{
     view::{MeshView, attachment::Takers},
 };
 
-/// Targets of policies that enforce something.
+/// Objects that policies which can refuse requests are attached to, and waypoints that originate TLS.
 #[derive(Debug, Default)]
 pub(crate) struct Guarded {
     gateways: BTreeSet<GatewayName>,
     classes: BTreeSet<ArcStr>,
-    /// Waypoints of Services and ServiceEntries.
+    /// Waypoints of the Services and ServiceEntries that policies target, or that TLS is originated to.
     serving: BTreeSet<GatewayName>,
-    /// Namespaces of the targeted Services.
+    /// Namespaces of the Services and ServiceEntries that policies target.
     namespaces: BTreeSet<ArcStr>,
 }
 
-/// Relation of policies to a waypoint.
+/// Reason why policies require a waypoint to bind objects before it has been ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Concern {
     /// Policies target the Gateway or its class.
     Gateway,
-    /// Policies target Services or pods that it is to serve.
+    /// Policies target Services or pods that the waypoint will serve.
     Served,
 }
 
-/// Whether objects of a kind refuse anything at the waypoints that they are attached to, or have these encrypt it.
+/// Whether policies of a kind can refuse requests at waypoints, or make waypoints originate TLS.
 fn enforces(kind: Kind) -> bool {
     matches!(
         kind,
@@ -45,7 +45,7 @@ fn enforces(kind: Kind) -> bool {
 }
 
 impl Guarded {
-    /// Relation of the policies to a waypoint, if there is any.
+    /// Returns why policies require a waypoint to bind objects before it has been ready; `None` if no policy does.
     pub(crate) fn concerns(&self, view: &MeshView, gateway: &GatewayInput) -> Option<Concern> {
         let name = &gateway.name;
         if self.gateways.contains(name) || self.classes.contains(&gateway.class) {
@@ -59,7 +59,8 @@ impl Guarded {
 }
 
 impl MeshView {
-    /// Whether a policy with that target is a copy of one that the node proxies of all the target's pods enforce.
+    /// Whether a policy is the waypoint's copy of a layer 4 policy that the node proxies of all pods of the target
+    /// enforce.
     fn is_met_at_pods(&self, policy: &ObjectKey, target: &ObjectKey) -> bool {
         let original = self.enforced_original(policy);
         let Some(original) = original.and_then(|key| self.get::<AuthorizationPolicy>(&key)) else {
@@ -82,7 +83,7 @@ impl MeshView {
         }
     }
 
-    /// Collects targets of policies that enforce something, and Services that waypoints call over TLS.
+    /// Collects the targets of policies that can refuse requests, and the waypoints that originate TLS to services.
     pub(crate) fn guarded(&self) -> Guarded {
         let mut guarded = Guarded::default();
         for target in self.references.names(Edge::PolicyTarget) {
@@ -117,14 +118,14 @@ impl MeshView {
         guarded
     }
 
-    /// The waypoint of a Service or ServiceEntry, and the one that it awaits.
+    /// Returns the waypoint of a Service or ServiceEntry, and the awaited one.
     fn gateways_of(&self, key: &ObjectKey) -> impl Iterator<Item = GatewayName> + use<> {
         let attachment = self.waypoint_of_service(key).into_iter();
         attachment.flat_map(|one| one.awaited.into_iter().chain([one.gateway]))
     }
 
-    /// Whether a waypoint is to stand before any pods of a namespace. What is attached to a Service concerns requests to
-    /// its pods, too.
+    /// Whether any pod of a namespace is, or will be, attached to a waypoint. Policies of a Service also apply to
+    /// requests to its pods' own addresses.
     fn takes_pods_of(&self, gateway: &GatewayInput, namespace: &ArcStr) -> bool {
         let mut takers = self.takers(namespace, Takers::All);
         if takers.any(|(one, serves)| one.name == gateway.name && serves.workloads()) {

@@ -1,4 +1,4 @@
-//! Hosts that objects declare.
+//! Hosts that Services and ServiceEntries declare.
 
 use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
 use ambit_model::ArcStr;
@@ -6,7 +6,7 @@ use ambit_model::ArcStr;
 use crate::{relations::references::Edge, view::MeshView};
 
 impl MeshView {
-    /// Returns the hosts that an object declares.
+    /// Returns the hosts that a Service or ServiceEntry declares.
     pub(crate) fn hosts_of(&self, key: &ObjectKey) -> Vec<ArcStr> {
         match key.kind {
             Kind::Service => {
@@ -25,7 +25,7 @@ impl MeshView {
         }
     }
 
-    /// Whether any pod of a namespace chooses its waypoint itself.
+    /// Whether any pod of a namespace has a label of its own that selects a waypoint or `none`.
     pub(crate) fn has_choosers(&self, namespace: &ArcStr) -> bool {
         self.references.is_named(Edge::ChoosesIn, namespace)
     }

@@ -1,12 +1,12 @@
-//! Hand-over of tunnels to the pods of other controllers' waypoints.
+//! Handover of HBONE tunnels from node proxies to the pods of other controllers' waypoints (sandwiched waypoints).
 
 use ambit_model::AppTunnel;
 
 use crate::{objects::pod::PodInput, view::MeshView};
 
 impl MeshView {
-    /// How tunnels are handed over to a pod: by the setting of its Gateway, else of the Gateway's class. Our own
-    /// waypoints speak HBONE.
+    /// Returns how a node proxy hands connections from HBONE tunnels over to a pod, by the annotation of its Gateway or
+    /// else of the Gateway's class; `None` for our own waypoints, which speak HBONE.
     pub(crate) fn inbound_binding(&self, pod: &PodInput) -> Option<AppTunnel> {
         let gateway = self.gateway(&self.gateway_of(pod)?)?;
         if self.is_waypoint(gateway) {

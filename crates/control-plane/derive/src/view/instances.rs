@@ -1,18 +1,18 @@
-//! The pods of Gateways: which of them are a waypoint, which only say so, and which could pass for one.
+//! Pods of Gateways: which pods are a waypoint, and which only have its label or only its service account.
 //!
-//! What makes a pod part of a waypoint of ours is two things together, the label with the Gateway's name and the
-//! service account that our controller made for it, which has the same name. Neither is enough:
+//! A pod is part of one of our waypoints if it has both the label with the Gateway's name and the service account that
+//! our controller created for the waypoint, which has the same name. Neither is enough:
 //!
-//! - The label alone may be set by every user who may create a pod in the namespace. The waypoint's Service selects by
-//!   it, so such a pod would be sent requests; clients would refuse it for its identity, one after the other. It is no
-//!   endpoint here, and is attached to waypoints as any other pod.
-//! - The account alone is the waypoint's identity: to all others, what calls with it is the waypoint, and no proxy
-//!   can tell the difference. The pod is no endpoint, is attached to waypoints as any other, and is named on the
-//!   Gateway. The certificate authority signs for the account only when a pod with both asks itself, and xDS answers
-//!   no other pod of it: its node's proxy cannot open or accept a tunnel for it.
+//! - The label alone can be set by every user who may create a pod in the namespace. The waypoint's Service selects by
+//!   it, so such a pod would receive requests, and clients would refuse its identity each time. Such a pod is not an
+//!   endpoint here, and is attached to waypoints like any other pod.
+//! - The service account alone is the waypoint's identity: no proxy could tell the pod from the waypoint. Such a pod is
+//!   not an endpoint, is attached to waypoints like any other pod, and the Gateway's status names it. The certificate
+//!   authority signs for the account only if a pod with both asks for itself, and xDS serves no other pod of the
+//!   account: the node proxy can neither open nor accept a tunnel for it.
 //!
-//! A user who may create pods with both controls the waypoint, without a visible difference: that permission is one
-//! over the namespace's traffic, as it is over its secrets.
+//! A user who may create pods with both controls the waypoint, without a visible difference: the permission covers the
+//! namespace's traffic, as it covers its Secrets.
 
 use ambit_k8s_api::{Pod, WorkloadEntry, labels};
 use ambit_model::{ArcStr, GatewayName};
@@ -23,12 +23,12 @@ use crate::{
 };
 
 impl MeshView {
-    /// Whether a waypoint of ours has a pod that is ready.
+    /// Whether one of our own waypoints has a ready pod.
     pub(crate) fn is_ready(&self, gateway: &GatewayName) -> bool {
         self.instances.any_ready(gateway)
     }
 
-    /// Whether a pod of a waypoint of ours that is being deleted serves in the place of others, since none is ready.
+    /// Whether a terminating pod of one of our waypoints keeps serving, since no other pod of the waypoint is ready.
     pub(crate) fn stands_in(&self, pod: &PodInput) -> bool {
         let gateway = self.gateway_of(pod).filter(|_| pod.serves_on);
         gateway.is_some_and(|gateway| {
@@ -38,14 +38,14 @@ impl MeshView {
         })
     }
 
-    /// The Gateway that a pod names in its label.
+    /// Returns the Gateway that the label of a pod names.
     pub(crate) fn gateway_of(&self, pod: &PodInput) -> Option<GatewayName> {
         let name = label(&pod.labels)?;
         Some(GatewayName::new(pod.namespace.clone(), name))
     }
 
-    /// Whether a pod is part of a Gateway, so that no waypoint is in front of it. Of Gateways that are not ours, the
-    /// label is all that is known.
+    /// Whether a pod is part of a Gateway, so that it has no waypoint itself. For Gateways of other controllers the
+    /// label is sufficient.
     pub(crate) fn is_instance(&self, pod: &PodInput) -> bool {
         let Some(gateway) = self.gateway_of(pod) else {
             return false;
@@ -58,8 +58,8 @@ impl MeshView {
         }
     }
 
-    /// Whether a workload may be an endpoint of a Service: of a waypoint's own, only its pods are. `pod`: none if it
-    /// is no pod.
+    /// Whether a workload may be an endpoint of a Service. The Service of one of our waypoints has only the waypoint's
+    /// pods as endpoints; `pod` is `None` if the workload is not a pod.
     pub(crate) fn may_serve(
         &self,
         namespace: &ArcStr,
@@ -73,7 +73,8 @@ impl MeshView {
         self.waypoint(&gateway).is_none() || pod.is_some_and(is_part)
     }
 
-    /// Notes on a Gateway about workloads that are not the waypoint and could be taken for it.
+    /// Builds the notes on a Gateway about workloads that have only the label or only the service account of its
+    /// waypoint.
     pub(crate) fn strangers(&self, gateway: &GatewayName) -> Vec<Note> {
         let Some(objects) = self.objects(&gateway.namespace) else {
             return Vec::new();

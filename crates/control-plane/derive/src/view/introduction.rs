@@ -1,13 +1,14 @@
-//! The introduction of waypoints: nothing is bound to a waypoint before it has been ready for the first time.
+//! Introduction of waypoints: no object is bound to a waypoint before the waypoint has been ready for the first time.
 //!
-//! Until then connections keep their previous destination: the waypoint that the object had, or the pods themselves.
-//! From then on the waypoint binds for as long as its Gateway exists, by the Gateway's UID: while it has no pod that is
-//! ready, connections are refused. That it has been ready is stored here and in a condition on the Gateway, which later
-//! processes read. No change of that condition unbinds a waypoint while this process runs.
+//! Until then, connections take the same route as before: through the object's previous waypoint, or to the pods
+//! directly. Afterwards the waypoint binds its objects for as long as its Gateway, identified by its UID, exists: while
+//! no pod of the waypoint is ready, connections are refused. This process remembers that the waypoint has been ready,
+//! and a status condition of the Gateway records it for later processes. Changes of that condition do not unbind a
+//! waypoint while this process runs.
 //!
-//! A waypoint binds before it is ready where policies are attached to it, and where the mesh's administrator configures
-//! it ([`WaypointBinding::Strict`]). Copies of layer 4 policies that the pods' node proxies enforce
-//! (`ambit.io/migrated-from`) do not count: requests that bypass the waypoint meet the originals.
+//! A waypoint binds objects before it is ready if policies are attached to it, or if the mesh's administrator
+//! configures it ([`WaypointBinding::Strict`]). Copies of layer 4 policies that the pods' node proxies enforce
+//! (`ambit.io/migrated-from`) do not count: the original policies apply to requests that bypass the waypoint.
 
 use ambit_k8s_api::{Kind, Namespace, ObjectKey};
 use ambit_model::{ArcStr, GatewayName};
@@ -24,18 +25,19 @@ use crate::{
     },
 };
 
-/// A label that names a waypoint, or none.
+/// Label of an object or its namespace that names a waypoint, or `none`.
 #[derive(Debug)]
 pub(crate) struct Label {
-    /// The object that has it.
+    /// Object or Namespace that has the label.
     pub(crate) holder: ObjectKey,
     pub(crate) origin: Origin,
     pub(crate) binding: Binding,
 }
 
 impl MeshView {
-    /// The decision on one waypoint; `None`: it is introduced, since a pod of it is ready, or the Gateway's status
-    /// records that one was. `guarded` is computed for the first waypoint that needs it.
+    /// Decides whether a waypoint that has not been introduced binds objects; `None` if it is introduced now, since a
+    /// pod of it is ready, or the Gateway's status records that one has been. `guarded` is computed for the first
+    /// waypoint that needs it.
     pub(crate) fn decide_introduction(
         &self,
         name: &GatewayName,
@@ -64,15 +66,15 @@ impl MeshView {
     }
 
     // === what is bound meanwhile ===
-    /// Whether an attachment is to a waypoint that does not bind yet.
+    /// Whether an attachment is to a waypoint that does not bind objects yet.
     fn is_on_hold(&self, attachment: &Attachment) -> bool {
         attachment.outcome.is_ok()
             && attachment.foreign.is_none()
             && self.introductions.is_on_hold(&attachment.gateway)
     }
 
-    /// The attachment of an object by its labels, the most specific first, and by the Gateways that take it by
-    /// themselves, without those waypoints that do not bind yet.
+    /// Returns the current attachment of an object, by its labels (the most specific first), then by Gateways that
+    /// attach it without labels. Waypoints that do not bind objects yet are skipped, and awaited.
     pub(crate) fn attachment_now(
         &self,
         labels: &[Label],
@@ -109,8 +111,8 @@ impl MeshView {
         }
     }
 
-    /// The attachment of an object that has another waypoint until the one that it awaits is introduced. If that one is
-    /// of no use, it does not take the place of anything.
+    /// Returns the attachment of an object that uses the waypoint `bound` until the awaited one has been ready. If
+    /// `bound` cannot be used, its obstacle decides whether connections stay refused or have no waypoint until then.
     fn meanwhile(&self, awaited: Option<Attachment>, bound: Attachment) -> Attachment {
         match awaited {
             None => bound,
@@ -124,7 +126,8 @@ impl MeshView {
         }
     }
 
-    /// The attachment of an object that has no other waypoint until this one is introduced.
+    /// Returns the attachment of an object that has no waypoint until the awaited one has been ready, unless policies
+    /// require the awaited one to bind it at once.
     fn hold(&self, awaited: Attachment) -> Attachment {
         if self.introductions.pending(&awaited.gateway) != Some(Introduction::Waiting) {
             return awaited;
@@ -137,7 +140,7 @@ impl MeshView {
     }
 
     // === conditions ===
-    /// Condition `Introduced` of a waypoint of ours: whether it has been ready.
+    /// Builds the condition `Introduced` of one of our own waypoints: whether it has been ready.
     pub(crate) fn introduction_verdict(&self, gateway: &GatewayName) -> Option<Verdict> {
         let (is_true, reason, message) = match self.introductions.pending(gateway) {
             None => (
@@ -171,7 +174,8 @@ impl MeshView {
         })
     }
 
-    /// Condition of a waypoint with the objects that keep another until it has been ready.
+    /// Builds the condition `Replaces` of a Gateway, which lists the objects that keep another waypoint until the
+    /// Gateway's has been ready.
     pub(crate) fn replaced_verdict(&self, gateway: &GatewayName) -> Option<Verdict> {
         if !self.introductions.is_on_hold(gateway) {
             return None;
@@ -181,7 +185,8 @@ impl MeshView {
         replaced::verdict(waiting.map(|(holder, kept)| (holder, &kept.gateway)))
     }
 
-    /// Why a waypoint binds although it has never been ready, as the end of a sentence.
+    /// Returns the reason why a waypoint binds objects although it has never been ready, as the end of a sentence;
+    /// empty if it does not.
     pub(crate) fn strictness(&self, gateway: &GatewayName) -> &'static str {
         match self.introductions.pending(gateway) {
             Some(Introduction::Guarded | Introduction::Strict(Strictness::Policies)) => {
@@ -194,7 +199,7 @@ impl MeshView {
         }
     }
 
-    /// The labels that attach an object of a namespace: its own, then its namespace's.
+    /// Returns the labels that attach an object of a namespace: its own first, then its namespace's.
     pub(crate) fn labels(
         &self,
         namespace: &ArcStr,

@@ -1,4 +1,4 @@
-//! Key sets that objects name, with their state.
+//! Key sets and trust bundles that objects name by URL, and their fetched state.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl MeshView {
-    /// The key sets and trust bundles that objects name.
+    /// Returns the URLs of all key sets and trust bundles that RequestAuthentications and the MeshConfig name.
     pub fn key_sources(&self) -> BTreeSet<KeySource> {
         let objects = self.namespaces.values();
         let all = objects.flat_map(|objects| objects.all::<RequestAuthentication>().values());
@@ -17,11 +17,12 @@ impl MeshView {
         of_tokens.chain(self.bundle_sources()).collect()
     }
 
-    /// Whether key sets are fetched at an address for RequestAuthentications of a namespace: not from a Service or pod of
-    /// another namespace, unless a ReferenceGrant there allows it.
+    /// Checks that the control plane may fetch key sets from an address for RequestAuthentications of a namespace.
+    /// Addresses of Services and pods of other namespaces need a ReferenceGrant there.
     ///
     /// # Errors
-    /// With the Service or pod that has the address.
+    ///
+    /// The Service or pod that owns the address.
     pub fn may_fetch_keys(&self, namespace: &str, ip: IpAddr) -> Result<(), ObjectKey> {
         let from = (Kind::RequestAuthentication, namespace);
         let mut owners = self.addresses.owners(&ip).peekable();
@@ -38,7 +39,7 @@ impl MeshView {
         Err(first.clone())
     }
 
-    /// Whether one of the services that select a pod may be called.
+    /// Whether objects `from` may call any of the Services that select a pod.
     fn may_call_pod_for(&self, from: (Kind, &str), pod: &ObjectKey) -> bool {
         if from.1 == pod.namespace {
             return true;
@@ -58,7 +59,7 @@ impl MeshView {
         })
     }
 
-    /// State of a key set; `None` before the first attempt to fetch it.
+    /// Returns the fetched state of a key set; `None` before the first attempt.
     pub(crate) fn keys(&self, source: &KeySource) -> Option<&KeyState> {
         self.key_sets.get(source)
     }

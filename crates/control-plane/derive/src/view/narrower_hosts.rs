@@ -1,6 +1,6 @@
-//! Hosts below a wildcard that another waypoint serves than the wildcard. Requests that name such a host at the wildcard's
-//! address would pass by what is attached to the host, so that the wildcard's waypoint gets a record by which it refuses
-//! them.
+//! Hosts covered by a wildcard that has another waypoint. A request for such a host that is sent to the wildcard's
+//! address would bypass the host's waypoint and its policies; the wildcard's waypoint therefore gets a record that
+//! makes it refuse such requests.
 
 use std::collections::BTreeSet;
 
@@ -13,8 +13,8 @@ use ambit_model::{
 use crate::view::MeshView;
 
 impl MeshView {
-    /// The waypoints that serve a wildcard above a host and not the host itself, each with the record by which it refuses
-    /// requests for the host. None, if the host has no waypoint: nothing is passed by.
+    /// Returns the waypoints that serve a wildcard covering a host and not the host itself, each with the record that
+    /// makes it refuse requests for the host. Empty if the host has no waypoint, since there is none to bypass.
     pub(crate) fn refusals(
         &self,
         key: &ObjectKey,
@@ -41,7 +41,7 @@ impl MeshView {
     }
 }
 
-/// The wildcards that cover a host, which may be a wildcard itself.
+/// Returns the wildcards that cover a host, which may itself be a wildcard.
 fn wildcards_above(host: &str) -> impl Iterator<Item = ArcStr> {
     let dots = host.match_indices('.').map(|(dot, _)| dot);
     let wildcards = dots.filter_map(|dot| Some(arcstr::format!("*{}", host.get(dot..)?)));

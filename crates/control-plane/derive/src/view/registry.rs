@@ -1,5 +1,5 @@
-//! The services of the mesh with the names of their ports, for tools that ask for Istio's registry. Records have no
-//! names of ports, so this is read from the objects, on request.
+//! Services of the mesh with the names of their ports, for tools that query Istio's service registry
+//! (`/debug/registryz`). Published records lack port names, so this is computed from the objects on request.
 
 use std::net::IpAddr;
 
@@ -12,30 +12,30 @@ use crate::{
     view::MeshView,
 };
 
-/// Service of the mesh under one of its host names.
+/// Service of the mesh, under one of its host names.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RegisteredService {
     /// Host name that clients call.
     pub hostname: ArcStr,
-    /// Name of the object.
+    /// Name of the Service or ServiceEntry.
     pub name: ArcStr,
-    /// Namespace of the object.
+    /// Namespace of the Service or ServiceEntry.
     pub namespace: ArcStr,
-    /// Whether it is a Service of Kubernetes; else it is a host of a ServiceEntry.
+    /// Whether the service is a Kubernetes Service rather than a host of a ServiceEntry.
     pub is_kubernetes: bool,
-    /// Whether every namespace sees it, or its own alone.
+    /// Whether the service is visible in all namespaces rather than only in its own.
     pub is_public: bool,
     /// Virtual addresses of the service.
     pub addresses: Vec<IpAddr>,
-    /// Ports in the order of the object.
+    /// Ports, in the order of the object.
     pub ports: Vec<RegisteredPort>,
-    /// Labels of its pods.
+    /// Label selector of the service's pods.
     pub selector: Option<Labels>,
-    /// How endpoints are found.
+    /// How proxies find the service's endpoints.
     pub resolution: Resolution,
-    /// Whether it is outside the mesh.
+    /// Whether the service is outside the mesh (`MESH_EXTERNAL`).
     pub is_external: bool,
-    /// Time of the object's creation, see [`ambit_k8s_api::created`].
+    /// Creation time of the object, see [`ambit_k8s_api::created`].
     pub created: String,
 }
 
@@ -44,16 +44,16 @@ pub struct RegisteredService {
 pub struct RegisteredPort {
     /// Name of the port; may be empty.
     pub name: String,
-    /// Number that clients call.
+    /// Number of the service port.
     pub number: u16,
-    /// Transport protocol: TCP or another one.
+    /// Whether the port's transport protocol is TCP.
     pub is_tcp: bool,
-    /// Protocol that it declares.
+    /// Application protocol that the port declares.
     pub app_protocol: AppProtocol,
 }
 
 impl MeshView {
-    /// All services that any namespace sees, by host name and namespace.
+    /// Returns all services that are visible in any namespace, ordered by host name and namespace.
     pub fn registry(&self) -> Vec<RegisteredService> {
         let mut all = Vec::new();
         for (_, objects) in self.all_objects() {

@@ -1,23 +1,23 @@
-//! Rendered records.
+//! Records that rendering produces.
 
 use ambit_model::{Authorization, GatewayName, WaypointRecord, Workload};
 
 use crate::{problem::Note, records::ServiceRecord};
 
-/// Records of an object, a host or the mesh.
+/// Records rendered from an object, a host, or the whole mesh.
 #[derive(Debug, Default)]
 pub(crate) struct Rendered {
     pub(crate) workloads: Vec<Workload>,
     pub(crate) services: Vec<ServiceRecord>,
     pub(crate) policies: Vec<Authorization>,
-    /// Records of waypoints, each with its Gateway.
+    /// Records for waypoints, each with the Gateway of the waypoint that receives it.
     pub(crate) waypoint_records: Vec<(GatewayName, WaypointRecord)>,
-    /// Notes on parts of an object that have no effect because of others.
+    /// Notes on parts of an object that have no effect because other objects take precedence.
     pub(crate) conflicts: Vec<Note>,
 }
 
 impl Rendered {
-    /// Adds records of waypoints.
+    /// Adds records for waypoints.
     pub(crate) fn add<R: Into<WaypointRecord>>(
         &mut self,
         records: impl IntoIterator<Item = (GatewayName, R)>,
@@ -27,7 +27,7 @@ impl Rendered {
             .extend(records.map(|(gateway, record)| (gateway, record.into())));
     }
 
-    /// Returns records of waypoints alone.
+    /// Returns a result that has only records for waypoints.
     pub(crate) fn at_waypoints<R: Into<WaypointRecord>>(
         records: impl IntoIterator<Item = (GatewayName, R)>,
     ) -> Self {

@@ -1,17 +1,17 @@
-//! Host names that ServiceEntries of a namespace may not have: those of the cluster's domain, and short names of other
-//! namespaces' Services (`NAME.NAMESPACE`) and of their pods (`POD.NAME.NAMESPACE`), which clients resolve along their
+//! Host names that ServiceEntries of a namespace may not declare: names of the cluster domain, and short names of other
+//! namespaces' Services (`NAME.NAMESPACE`) and of their pods (`POD.NAME.NAMESPACE`), which clients resolve by their DNS
 //! search path.
 //!
-//! A name is reserved whether or not there is such a Service, so that no entry has a name before its owner.
+//! A name is reserved even if no such Service exists, so that an entry cannot take the name before its owner.
 
 use std::fmt;
 
-/// Why a host name is reserved.
+/// Reason why a host name is reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reserved<'a> {
-    /// A name of the cluster's domain, or a wildcard that covers such names.
+    /// Name in the cluster domain, or a wildcard that covers such names.
     ClusterDomain,
-    /// A short name of Services of another namespace, a name below one, or a wildcard that covers such names.
+    /// Short name of a Service in this other namespace, a name below one, or a wildcard that covers such names.
     Namespace(&'a str),
 }
 
@@ -31,7 +31,8 @@ impl fmt::Display for Reserved<'_> {
     }
 }
 
-/// Returns why entries of the namespace `own` may not have a host (in lower case, perhaps a wildcard), if they may not.
+/// Returns the reason why ServiceEntries of the namespace `own` may not declare a host (in lower case, possibly a
+/// wildcard); `None` if they may.
 pub(crate) fn reserved<'a>(
     host: &'a str,
     own: &str,
@@ -56,8 +57,8 @@ pub(crate) fn reserved<'a>(
     (namespace != own && namespace_exists(namespace)).then_some(Reserved::Namespace(namespace))
 }
 
-/// Returns the namespace of which a host would be a short name of a Service, a name below one, or a wildcard for either,
-/// if there were such a namespace.
+/// Returns the namespace `NS` of a host that has the form of a Service's short name (`NAME.NS`), of a name below one,
+/// or of a wildcard for either, whether or not the namespace exists.
 pub(crate) fn short_name_of(host: &str) -> Option<&str> {
     let (is_wildcard, name) = split(host);
     match name.rsplit_once('.') {
@@ -66,7 +67,7 @@ pub(crate) fn short_name_of(host: &str) -> Option<&str> {
     }
 }
 
-/// Whether a host is a name that every namespace has for a Service of its own.
+/// Whether a host is a single label, which in every namespace is the name of a Service of its own.
 pub(crate) fn is_single_label(host: &str) -> bool {
     !host.contains('.')
 }

@@ -1,5 +1,5 @@
-//! Targets of `targetRefs`: waypoints, or services of waypoints; the waypoints that result, and the object's
-//! conditions.
+//! Resolution of `targetRefs`: the waypoints that enforce a policy, for which services, and the policy's status
+//! condition.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::{
     view::MeshView,
 };
 
-/// Part of an object that concerns one waypoint.
+/// Part of a policy's targets that one waypoint serves: the waypoint as a whole, or some services.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Concerned {
     pub(crate) for_gateway: bool,
@@ -19,7 +19,8 @@ pub(crate) struct Concerned {
 }
 
 impl Targets {
-    /// Concerned services, by waypoint.
+    /// Resolves the targets to waypoints: for each, whether it is a target itself, and the targeted services that it
+    /// serves.
     pub(crate) fn concerned(&self, view: &MeshView) -> BTreeMap<GatewayName, Concerned> {
         let mut waypoints: BTreeMap<GatewayName, Concerned> = BTreeMap::new();
         for target in &self.0 {
@@ -43,7 +44,8 @@ impl Targets {
         waypoints
     }
 
-    /// Says which requests to pods pass by an object, because the waypoints of its services take no pods.
+    /// Returns the text of a warning about requests to pods' own addresses, which a policy of their Service does not
+    /// apply to because the Service's waypoint serves services only.
     fn left_out(&self, view: &MeshView) -> Option<String> {
         let waypoints = self
             .0
@@ -56,7 +58,8 @@ impl Targets {
         ))
     }
 
-    /// Waypoints at which an object is in force; `word` is its kind, and `how` the verb for it.
+    /// Builds the status condition that lists the waypoints at which a policy is in effect; `word` names the kind of
+    /// policy, and `how` is the verb (such as "enforced").
     pub(crate) fn verdict(&self, view: &MeshView, word: &str, how: &str) -> Verdict {
         let (mut bound, mut unbound) = (BTreeSet::new(), Vec::new());
         let mut any_found = false;
@@ -131,7 +134,7 @@ fn exists(view: &MeshView, target: &ObjectKey) -> bool {
     }
 }
 
-/// The waypoints of a target of the Gateway API.
+/// Returns our own waypoints that a Gateway or GatewayClass as target stands for.
 fn waypoints_of(view: &MeshView, target: &ObjectKey) -> Vec<GatewayName> {
     let mut names = match target.kind {
         Kind::GatewayClass => view.gateways_of_class(&target.name),
@@ -144,7 +147,7 @@ fn waypoints_of(view: &MeshView, target: &ObjectKey) -> Vec<GatewayName> {
     names
 }
 
-/// The waypoint that serves a Service or ServiceEntry, if that is one for services alone: its pods are not behind it.
+/// Returns the waypoint of a Service or ServiceEntry with pods, if that waypoint serves services only.
 fn without_pods(view: &MeshView, target: &ObjectKey) -> Option<GatewayName> {
     let selects_pods = match target.kind {
         Kind::Service => view.get::<Service>(target)?.selector.is_some(),
@@ -157,13 +160,13 @@ fn without_pods(view: &MeshView, target: &ObjectKey) -> Option<GatewayName> {
     (!serves.workloads()).then(|| gateway.clone())
 }
 
-/// Whether a Service or ServiceEntry is bound to another controller's waypoint.
+/// Whether a Service or ServiceEntry is attached to another controller's waypoint.
 fn has_foreign_waypoint(view: &MeshView, target: &ObjectKey) -> bool {
     let attachment = view.waypoint_of_service(target);
     attachment.is_some_and(|attachment| attachment.foreign.is_some())
 }
 
-/// The services of a target, each with the waypoints that serve it.
+/// Returns the hosts of a Service or ServiceEntry, each with a waypoint that serves it.
 fn served(view: &MeshView, target: &ObjectKey) -> Vec<(GatewayName, NamespacedHostname)> {
     let hosts: Vec<&ArcStr>;
     let own;

@@ -1,4 +1,4 @@
-//! Trust domains that the mesh accepts besides its own one: MeshConfig's `trustDomainAliases` and `caCertificates`.
+//! Trust domains that the mesh accepts besides its own: MeshConfig's `trustDomainAliases` and `caCertificates`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,22 +16,22 @@ use crate::{
     view::MeshView,
 };
 
-/// Timeout for a trust bundle.
+/// Timeout for fetching a SPIFFE trust bundle.
 const BUNDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Trust domains that are accepted besides the mesh's own one.
+/// Trust domains that proxies accept besides the mesh's own, with their roots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AcceptedTrustDomains {
-    /// Names of the mesh's own trust domain, if it has several.
+    /// All names of the mesh's own trust domain; empty if it has only one.
     pub aliases: BTreeSet<ArcStr>,
-    /// Root certificates (PEM texts) by trust domain.
+    /// Root certificates by trust domain, as PEM.
     pub roots: BTreeMap<ArcStr, Vec<ArcStr>>,
-    /// Trust domains of bundles that have not been fetched: their last known roots stay.
+    /// Trust domains with a bundle that has not been fetched yet: proxies keep their last known roots.
     pub pending: BTreeSet<ArcStr>,
 }
 
 impl MeshView {
-    /// Returns the trust domains that are accepted besides the mesh's own one.
+    /// Returns the trust domains that proxies accept besides the mesh's own.
     pub fn accepted_trust_domains(&self) -> AcceptedTrustDomains {
         let mut accepted = AcceptedTrustDomains::default();
         let Some(settings) = self.settings() else {
@@ -68,7 +68,7 @@ impl MeshView {
         accepted
     }
 
-    /// Trust bundles that MeshConfig names.
+    /// Returns the URLs of the SPIFFE trust bundles in the MeshConfig.
     pub(crate) fn bundle_sources(&self) -> BTreeSet<KeySource> {
         let settings = self.settings().into_iter();
         let certificates = settings.flat_map(|settings| &settings.ca_certificates);
@@ -79,12 +79,12 @@ impl MeshView {
         bundles.collect()
     }
 
-    /// Why a trust bundle could not be fetched, if the last attempt failed.
+    /// Returns the error of the last attempt to fetch a trust bundle, if it failed.
     pub(crate) fn bundle_trouble(&self, url: &ArcStr) -> Option<&ArcStr> {
         self.keys(&bundle_source(url))?.trouble.as_ref()
     }
 
-    /// Names of the mesh's own trust domain.
+    /// Returns the names of the mesh's own trust domain.
     pub(crate) fn own_trust_domain_names(&self) -> TrustDomainNames {
         let own = &self.config.trust_domain;
         let settings = self.settings();

@@ -1,8 +1,8 @@
-//! Scope of the layer 7 rules of a pod's waypoint: older connections to the pod that bypass the waypoint cannot be
-//! authorized by such rules.
+//! Layer 7 rules of a pod's waypoint, with the ports and clients that they apply to. A node proxy cannot evaluate such
+//! rules for connections that bypass the waypoint because they are older than it.
 //!
 //! Rules are AuthorizationPolicies, RequestAuthentications, RateLimits and WasmPlugins, attached to the waypoint or to
-//! a service of the pod. Routes are none: they choose where requests go, and refuse none.
+//! a service of the pod. Routes do not count: they forward requests and refuse none.
 
 use ambit_k8s_api::{AuthorizationPolicy, Kind, ObjectKey, RateLimit};
 use ambit_model::{GatewayName, PortMap, WaypointRule, Workload};
@@ -12,12 +12,14 @@ use crate::{
     view::{MeshView, attachment::Attachment},
 };
 
-/// Most rules of one pod, and most callers or ports of one rule. Beyond, they are taken to concern everything.
+/// Maximum number of rules of one pod, and of clients or ports of one rule. If exceeded, one rule without restrictions
+/// is published, or the rule without the restriction.
 const MAX_ENTRIES: usize = 64;
 
 impl MeshView {
-    /// Rules that could concern connections to a pod at its waypoint. `None`: unknown, since the waypoint is another
-    /// controller's or cannot be found, or since services of other namespaces may have rules for the pod.
+    /// Returns the rules at a pod's waypoint that could apply to connections to the pod. `None` if they are unknown:
+    /// the waypoint belongs to another controller or cannot be used, or services of other namespaces may have the pod
+    /// as an endpoint.
     pub(crate) fn waypoint_rules(
         &self,
         pod: &Workload,
@@ -55,7 +57,7 @@ impl MeshView {
         Some(rules)
     }
 
-    /// Whether the policy of which `rule` is a copy authorizes connections to the pod that bypass its waypoint.
+    /// Whether the node proxy enforces on the pod the layer 4 policy that `rule` is a copy of.
     fn meets_original(&self, pod: &Workload, rule: &ObjectKey) -> bool {
         let Some(key) = self.enforced_original(rule) else {
             return false;
@@ -69,7 +71,7 @@ impl MeshView {
         pod.authorization_policies.iter().any(|one| *one == name)
     }
 
-    /// Parts of its target that a rule could concern, by the ports of services.
+    /// Returns the ports and clients that a policy can refuse; empty if it refuses nothing.
     fn scopes(&self, object: &ObjectKey) -> Vec<WaypointRule> {
         match object.kind {
             Kind::AuthorizationPolicy => {
@@ -88,8 +90,9 @@ impl MeshView {
     }
 }
 
-/// Returns a rule with ports of the pod: those that ports of its services lead to, and the rule's ports as they are, since
-/// requests to the pod itself name its own ports. `of_target` are the ports of the service that the rule is attached to.
+/// Converts a rule's service ports to ports of the pod: target ports of the pod's services, and the rule's own ports,
+/// since requests to the pod itself name the pod's ports. `of_target` are the ports of the service that the rule is
+/// attached to.
 fn at_pod(mut rule: WaypointRule, of_target: Option<&PortMap>, pod: &Workload) -> WaypointRule {
     if rule.ports.is_empty() {
         rule.ports = of_target

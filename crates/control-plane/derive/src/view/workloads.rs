@@ -1,4 +1,4 @@
-//! What workloads have in common, whichever kind of object they are made from.
+//! Fields that workload records of all kinds of objects share.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,11 @@ use ambit_model::{ArcStr, NamespacedHostname, PortMap, Workload, WorkloadKind, W
 
 use crate::{labels::Labels, view::MeshView};
 
-/// The services that a workload is an endpoint of, with their ports.
+/// Services that a workload is an endpoint of, with their target ports.
 pub(crate) type Services = BTreeMap<NamespacedHostname, PortMap>;
 
 impl MeshView {
-    /// Fields that every workload has.
+    /// Returns a workload record with the fields that are the same for all workloads.
     pub(crate) fn base(&self, namespace: &ArcStr, name: &ArcStr) -> Workload {
         Workload {
             name: name.clone(),
@@ -24,13 +24,13 @@ impl MeshView {
         }
     }
 
-    /// The uid of a workload of this cluster.
+    /// Returns the uid of a workload of this cluster, `CLUSTER/REST`.
     pub(crate) fn uid(&self, rest: &str) -> WorkloadUid {
         arcstr::format!("{}/{rest}", self.config.cluster_id)
     }
 }
 
-/// Canonical service name and revision, from labels.
+/// Returns the canonical service name and revision by the labels; the defaults are the workload's name and `latest`.
 pub(crate) fn canonical(labels: &Labels, workload_name: &ArcStr) -> (ArcStr, ArcStr) {
     let first = |names: [&str; 3]| {
         names

@@ -1,4 +1,4 @@
-//! BackendTLSPolicy: TLS with the backends of a service.
+//! BackendTLSPolicy: TLS that waypoints originate to the endpoints of a service.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::{
 };
 
 custom_resource! {
-    /// TLS with the backends of a service.
+    /// TLS that waypoints originate to the endpoints of a service.
     BackendTLSPolicy, BackendTlsPolicySpec, "gateway.networking.k8s.io", "backendtlspolicies", NamespaceResourceScope
 }
 
@@ -23,7 +23,7 @@ custom_resource! {
 pub struct BackendTlsPolicySpec {
     /// Targets of the policy.
     pub target_refs: Vec<TlsTargetReference>,
-    /// Requirements of certificates.
+    /// Verification of the endpoints' certificates.
     pub validation: BackendTlsValidation,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
@@ -40,29 +40,29 @@ pub struct TlsTargetReference {
     pub kind: String,
     /// Name of the target.
     pub name: String,
-    /// Name of one port of a service.
+    /// Name of a service port; all ports if absent.
     pub section_name: Option<String>,
 }
 
-/// Requirements of [`BackendTlsPolicySpec::validation`].
+/// Verification of certificates: CA certificates and names.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BackendTlsValidation {
-    /// Objects with CA certificates.
+    /// References to ConfigMaps with CA certificates.
     pub ca_certificate_refs: Vec<LocalObjectReference>,
-    /// `System`: trust store of the proxy's system.
+    /// `System` for the trust store of the proxy's system, instead of references.
     #[serde(rename = "wellKnownCACertificates")]
     pub well_known_ca_certificates: Option<String>,
-    /// Server name (SNI) to send.
+    /// Server name (SNI) to send, which the certificate must have unless SANs are given.
     pub hostname: String,
-    /// Names of which the certificate must have one, instead of the server name.
+    /// SANs of which the certificate must have one, instead of the server name.
     pub subject_alt_names: Vec<SubjectAltName>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
 }
 
-/// Subject alternative name: hostname or URI.
+/// Subject alternative name: a DNS name or a URI.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SubjectAltName {

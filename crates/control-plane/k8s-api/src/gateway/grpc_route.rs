@@ -14,7 +14,7 @@ use crate::{
 };
 
 custom_resource! {
-    /// Where gRPC requests to a service go.
+    /// Routes of gRPC requests to a service.
     GRPCRoute, GrpcRouteSpec, "gateway.networking.k8s.io", "grpcroutes", NamespaceResourceScope
 }
 
@@ -24,7 +24,7 @@ custom_resource! {
 pub struct GrpcRouteSpec {
     /// Parents of the route.
     pub parent_refs: Vec<ParentReference>,
-    /// Host names; of no meaning for services.
+    /// Host names, which have no effect on routes of services.
     pub hostnames: Vec<String>,
     /// Rules of the route.
     pub rules: Vec<GrpcRouteRule>,
@@ -45,7 +45,7 @@ pub struct GrpcRouteRule {
     pub filters: Vec<HttpRouteFilter>,
     /// Backends of the rule.
     pub backend_refs: Vec<HttpBackendRef>,
-    /// Session persistence: requests of a client that go to one endpoint.
+    /// Session persistence: all requests of a session go to one endpoint.
     pub session_persistence: Option<SessionPersistence>,
     /// Fields that Ambit does not know.
     #[serde(flatten)]

@@ -13,11 +13,11 @@ use crate::{
 };
 
 custom_resource! {
-    /// Where connections to a service go.
+    /// Routes of TCP connections to a service.
     TCPRoute, TcpRouteSpec, "gateway.networking.k8s.io", "tcproutes", NamespaceResourceScope
 }
 custom_resource! {
-    /// Where TLS connections to a service go, by the name that clients ask for.
+    /// Routes of TLS connections to a service, by server name (SNI).
     TLSRoute, TlsRouteSpec, "gateway.networking.k8s.io", "tlsroutes", NamespaceResourceScope
 }
 
@@ -62,7 +62,7 @@ pub struct StreamRouteRule {
     pub other: BTreeMap<String, Value>,
 }
 
-/// Backend of connections.
+/// Backend of TCP or TLS connections, with its weight.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BackendRef {
@@ -74,7 +74,7 @@ pub struct BackendRef {
     pub namespace: Option<String>,
     /// Name of the Service.
     pub name: String,
-    /// Port; needed for services.
+    /// Port of the Service, which is required for Services.
     pub port: Option<i32>,
     /// Weight of the backend; 1 if absent.
     pub weight: Option<i32>,

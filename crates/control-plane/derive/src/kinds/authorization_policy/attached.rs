@@ -1,5 +1,4 @@
-//! Policies that are attached to waypoints, or to what waypoints serve: each waypoint that a policy concerns is
-//! sent it, with what it concerns there.
+//! Waypoint policies: each waypoint that a target resolves to receives the policy, with the targets that it serves.
 
 use std::sync::Arc;
 
@@ -14,7 +13,7 @@ use crate::{
 };
 
 impl Attached {
-    /// Policy of each waypoint.
+    /// Renders the policy for each waypoint that enforces it.
     pub(crate) fn render(&self, view: &MeshView) -> Vec<(GatewayName, HttpPolicy)> {
         let waypoints = self.targets.concerned(view).into_iter();
         let provider = self.provider.as_ref();
@@ -32,7 +31,7 @@ impl Attached {
         waypoints.map(policy).collect()
     }
 
-    /// The policy with principals under all names of the mesh's trust domain.
+    /// Returns the policy with principals expanded to all names of the mesh's trust domain.
     pub(crate) fn expanded(&self, view: &MeshView) -> HttpPolicy {
         let mut policy = self.policy.clone();
         let names = view.own_trust_domain_names();
@@ -42,7 +41,8 @@ impl Attached {
         policy
     }
 
-    /// Note on the reason why its provider is not called.
+    /// Builds the note on a CUSTOM policy whose provider cannot be called, for all requests or for connections that are
+    /// not HTTP.
     pub(crate) fn note(&self, view: &MeshView) -> Option<Note> {
         let provider = view.authorizer(self.provider.as_ref()?);
         let Err(why) = &provider.place else {
@@ -52,7 +52,7 @@ impl Attached {
         Some(Note::new("spec.provider.name", message))
     }
 
-    /// At which waypoints it is in force.
+    /// Builds the status condition, which lists the waypoints that enforce the policy.
     pub(crate) fn verdict(&self, view: &MeshView) -> Verdict {
         self.targets.verdict(view, "policy", "enforced")
     }

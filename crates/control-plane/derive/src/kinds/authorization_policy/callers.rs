@@ -1,5 +1,6 @@
-//! Policies of node proxies that name callers, at pods behind a waypoint: connections through the waypoint have the
-//! waypoint as caller there, so that an ALLOW of other callers allows none of them, and a DENY denies none.
+//! Layer 4 policies that compare the client's identity, on pods behind a waypoint. The node proxy sees the waypoint as
+//! the client of connections that come through it: an ALLOW policy that names other clients refuses all of them, and a
+//! DENY policy that names other clients refuses none.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +18,8 @@ use crate::{
     view::MeshView,
 };
 
-/// Note on such a policy, if it applies to pods behind waypoints that make it moot.
+/// Builds the note on a layer 4 policy that compares the client's identity, if it applies to pods behind waypoints that
+/// it does not consider.
 pub(crate) fn note(view: &MeshView, input: &PolicyInput) -> Option<Note> {
     let field = input.callers.as_deref()?;
     let policy = input.sent.as_ref()?;
@@ -34,7 +36,8 @@ pub(crate) fn note(view: &MeshView, input: &PolicyInput) -> Option<Note> {
     Some(Note::new(field, message))
 }
 
-/// Note on a waypoint's Gateway about the policies that it makes moot.
+/// Builds the note on a waypoint's Gateway about layer 4 policies that compare the client's identity, on the pods
+/// behind the waypoint.
 pub(crate) fn gateway_note(view: &MeshView, gateway: &GatewayName) -> Option<Note> {
     let mut found = BTreeSet::new();
     let mut check = |namespace: &str, name: Option<&str>, scope: Scope| {
@@ -71,7 +74,9 @@ pub(crate) fn gateway_note(view: &MeshView, gateway: &GatewayName) -> Option<Not
     Some(Note::new("spec", message))
 }
 
-/// Whether a policy names callers, and neither it nor another one for the same pods has a rule for the waypoint.
+/// Whether a policy compares the client's identity, and neither it nor its counterpart considers the waypoint: for
+/// ALLOW another policy for the same pods that names the waypoint, for DENY a waypoint policy with the suffix
+/// `-waypoint`.
 fn is_moot(view: &MeshView, input: &PolicyInput, gateway: &GatewayName) -> bool {
     let (Some(_), Some(policy)) = (&input.callers, &input.sent) else {
         return false;
@@ -98,7 +103,7 @@ fn is_moot(view: &MeshView, input: &PolicyInput, gateway: &GatewayName) -> bool 
     !is_migrated
 }
 
-/// A policy has changed: conditions of others in its namespace, and of waypoints, may depend on it.
+/// Marks the policies of a namespace and the Gateways whose notes may change with a changed policy.
 pub(crate) fn mark(index: &mut Index, namespace: &ArcStr, input: &PolicyInput) {
     let mut gateways = BTreeSet::new();
     let objects = index.view.objects(namespace).into_iter();
@@ -127,7 +132,7 @@ pub(crate) fn mark(index: &mut Index, namespace: &ArcStr, input: &PolicyInput) {
     }
 }
 
-/// The waypoints of the pods that it applies to.
+/// Returns the waypoints of the pods that a policy applies to.
 fn waypoints(view: &MeshView, policy: &Authorization) -> BTreeSet<GatewayName> {
     let behind = &view.behind;
     let of = |scope: PolicyScope| behind.waypoints(&scope).cloned().collect();
@@ -145,7 +150,7 @@ fn waypoints(view: &MeshView, policy: &Authorization) -> BTreeSet<GatewayName> {
     }
 }
 
-/// Whether a policy names a waypoint itself, so that its author expects the waypoint as the caller.
+/// Whether a policy names an identity of a waypoint, so that its author expects the waypoint as client.
 fn speaks_of(view: &MeshView, policy: &Authorization, gateway: &GatewayName) -> bool {
     let identities = view.identities(gateway);
     let is_any = |one: &Match| identities.iter().any(|identity| is_named(identity, one));

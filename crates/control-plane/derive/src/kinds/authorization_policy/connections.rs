@@ -1,4 +1,5 @@
-//! Connections that are not HTTP, which a provider over HTTP cannot check: a waypoint refuses them.
+//! Ports with other protocols than HTTP under a CUSTOM policy with an HTTP provider: the provider cannot check such
+//! connections, so waypoints refuse them.
 
 use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
 use ambit_model::{AppProtocol, ArcStr, GatewayName, Provider, ProviderProtocol};
@@ -7,10 +8,11 @@ use crate::{
     kinds::route::ports::declared_ports, objects::targets::Targets, problem::Note, view::MeshView,
 };
 
-/// How many ports a note names.
+/// Maximum number of ports that a note lists.
 const NAMED: usize = 3;
 
-/// Note on ports of the targets that are refused because of the provider.
+/// Builds the note on ports of the policy's targets where connections are refused because the provider checks over
+/// HTTP.
 pub(crate) fn note(view: &MeshView, provider: &Provider, targets: &Targets) -> Option<Note> {
     if provider.protocol == ProviderProtocol::Grpc {
         return None;
@@ -70,7 +72,7 @@ fn refused(view: &MeshView, targets: &Targets) -> Vec<String> {
     services.into_iter().flat_map(ports_of).collect()
 }
 
-/// Whether one of these waypoints serves a Service or ServiceEntry.
+/// Whether one of the given waypoints serves a Service or ServiceEntry.
 fn is_served(view: &MeshView, key: &ObjectKey, waypoints: &[&GatewayName]) -> bool {
     let is_among = |host: &ArcStr| {
         let serving = view.waypoints_serving(key, host);

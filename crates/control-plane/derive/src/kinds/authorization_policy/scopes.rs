@@ -1,13 +1,13 @@
-//! Which connections an attached policy could concern, for those that do not come through the waypoint.
+//! Clients and ports that a waypoint policy could refuse, published for connections that bypass the waypoint.
 
 use ambit_model::{HttpAction, HttpOperation, HttpRule, HttpSource, WaypointRule};
 
 use crate::{objects::authorization_policy::attached::Attached, view::MeshView};
 
 impl Attached {
-    /// The callers and service ports that the policy could apply to. Dry-run policies apply to none. ALLOW refuses all
-    /// that it does not name, and CUSTOM everything while its provider cannot be called: both apply to every
-    /// connection.
+    /// Returns the clients and service ports that the policy could refuse. Dry-run policies refuse none. ALLOW refuses
+    /// all clients that it does not name, and CUSTOM refuses all while its provider cannot be called: both apply to
+    /// every connection.
     pub(crate) fn scopes(&self, view: &MeshView) -> Vec<WaypointRule> {
         let policy = self.expanded(view);
         if policy.not_understood.is_some() {

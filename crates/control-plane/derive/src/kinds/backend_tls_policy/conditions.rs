@@ -1,4 +1,5 @@
-//! Conditions of a policy: the waypoints that apply it, and whether its references resolve.
+//! Status conditions of a BackendTLSPolicy, by ancestor: whether a waypoint applies it, and whether its references
+//! resolve.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +16,7 @@ use crate::{
     view::MeshView,
 };
 
-/// Most ancestors that a status may have.
+/// Maximum number of `ancestors` in a status, as in the Gateway API.
 const MAX_ANCESTORS: usize = 16;
 
 pub(crate) fn of(view: &MeshView, policy: &BackendTlsInput) -> Standing {
@@ -51,7 +52,7 @@ pub(crate) fn of(view: &MeshView, policy: &BackendTlsInput) -> Standing {
     }
 }
 
-/// The waypoints that reach a target.
+/// Returns the waypoints that forward requests to the hosts of a target.
 fn reaching(view: &MeshView, target: &ObjectKey) -> BTreeSet<GatewayName> {
     let hosts = view.hosts_of(target).into_iter();
     hosts

@@ -1,4 +1,4 @@
-//! Services that waypoints call themselves: providers name them as `host` or `namespace/host`.
+//! Services that waypoints call on their own: providers name them as `host` or `namespace/host`.
 
 use std::collections::BTreeSet;
 
@@ -10,11 +10,12 @@ use crate::{
 };
 
 impl MeshView {
-    /// The service that a provider names; without a namespace, one that the root namespace sees. A waypoint subscribes
-    /// to it and its endpoints when it receives the name.
+    /// Resolves the service that a provider names; without a namespace, a service that is visible in the root
+    /// namespace. A waypoint subscribes to the service and its endpoints when it receives the name.
     ///
     /// # Errors
-    /// With what is wrong, for people: there is none, or there are several and no namespace is given.
+    ///
+    /// The reason, for messages: no such service exists, or several do and the name has no namespace.
     pub(crate) fn callee(&self, service: &str) -> Result<NamespacedHostname, String> {
         let namespace = service.split_once('/').map(|(namespace, _)| namespace);
         let host = host(service);
@@ -41,8 +42,8 @@ impl MeshView {
         }
     }
 
-    /// Whether the root namespace sees the record that an object has of a host: those of tenants that only they see
-    /// are not meant by the mesh's settings.
+    /// Whether an object's record of a host is visible in the root namespace. The MeshConfig does not refer to services
+    /// that are visible only in other namespaces.
     fn is_seen_by_root(&self, key: &ObjectKey, host: &ArcStr) -> bool {
         let claim = self.claim(key, host);
         claim.is_some_and(|claim| claim.is_public || key.namespace == self.config.root_namespace)
@@ -50,7 +51,7 @@ impl MeshView {
 }
 
 impl Index {
-    /// Marks objects whose waypoints call a host: the host may be another service now.
+    /// Marks the objects on whose behalf waypoints call a host, since the host may now be another service.
     pub(crate) fn mark_callers_of(&mut self, host: &ArcStr) {
         let callers: Vec<_> = self
             .view
@@ -71,7 +72,7 @@ impl Index {
         }
     }
 
-    /// The policies that name a provider.
+    /// Marks the policies that name an authorization provider.
     pub(crate) fn mark_users_of_providers(&mut self) {
         let users: Vec<_> = self
             .view

@@ -1,4 +1,4 @@
-//! External authorizers in the records of waypoints.
+//! Authorization providers in the records of waypoints.
 
 use ambit_model::{ArcStr, Provider, ProviderProtocol};
 
@@ -8,7 +8,8 @@ use crate::{
 };
 
 impl MeshView {
-    /// The provider that a CUSTOM policy names, as a waypoint's record.
+    /// Returns the provider that a CUSTOM policy names, for its record; if it cannot be resolved, one with the reason,
+    /// which makes waypoints refuse all requests.
     pub(crate) fn authorizer(&self, name: &ArcStr) -> Provider {
         let refused = |why: String| Provider {
             name: name.clone(),

@@ -1,4 +1,4 @@
-//! Conditions of a rule: the waypoints that apply it.
+//! Status condition of a DestinationRule, which lists the waypoints that apply it.
 
 use std::collections::BTreeSet;
 

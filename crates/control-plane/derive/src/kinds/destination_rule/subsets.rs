@@ -1,4 +1,4 @@
-//! Subsets of a service: some of its endpoints, by their labels, for backends of routes that name them.
+//! Subsets of a service: some of its endpoints, selected by labels, for backends of routes that name a subset.
 
 use ambit_k8s_api::{Kind, ObjectKey, Pod, Service, ServiceEntry, WorkloadEntry};
 use ambit_model::{ArcStr, DestinationSubset};
@@ -12,7 +12,8 @@ use crate::{
 };
 
 impl SubsetInput {
-    /// With the workloads that are in it now, of those that the object that declares the host selects.
+    /// Returns the subset with its current workloads: endpoints of the object that declares the host, with the subset's
+    /// labels.
     pub(crate) fn of(&self, view: &MeshView, key: &ObjectKey) -> DestinationSubset {
         let selector = match key.kind {
             Kind::Service => view.get::<Service>(key).map(|one| one.selector.as_ref()),
@@ -42,7 +43,8 @@ impl SubsetInput {
 }
 
 impl Index {
-    /// A workload of a namespace has other labels than before, comes or goes: it may be in other subsets.
+    /// Marks the services that a created, changed or deleted workload is an endpoint of, since their subsets may have
+    /// changed.
     pub(crate) fn mark_subsets(
         &mut self,
         namespace: &ArcStr,

@@ -1,4 +1,4 @@
-//! Backends of routes, resolved to services.
+//! Resolution of backends to services.
 
 use ambit_model::{GatewayName, NamespacedHostname};
 
@@ -9,7 +9,8 @@ use crate::{
 };
 
 impl BackendInput {
-    /// The service that it is, and its port, for requests to a parent, at a waypoint.
+    /// Resolves the backend to a service and port, for requests to a parent at a waypoint, whose DestinationRule must
+    /// have the backend's subset.
     pub(crate) fn find(
         &self,
         view: &MeshView,

@@ -9,7 +9,7 @@ use crate::{
     relations::references::Edge,
 };
 
-/// Marks what depends on a route.
+/// Updates the relations of a changed route, and marks the records that depend on it.
 pub(crate) fn changed(index: &mut Index, change: &Change<'_, RouteInput>) {
     let targets = |route: Option<&RouteInput>| -> Vec<ObjectKey> {
         let parents = route.into_iter().flat_map(|route| &route.parents);

@@ -1,5 +1,5 @@
-//! Conditions of a route for each of its services: whether it is accepted, whether its references resolve, and the
-//! waypoints that apply it.
+//! Status conditions of a route by parent: whether it is accepted, whether its references resolve, and the waypoints
+//! that apply it.
 
 pub(crate) mod conflicts;
 pub(crate) mod serving;
@@ -61,7 +61,7 @@ pub(crate) fn of(view: &MeshView, route: &RouteInput) -> Standing {
     }
 }
 
-/// A reference as it was written.
+/// Serializes a parent reference for the status.
 fn json(reference: &ParentReference) -> Value {
     let mut fields = Map::new();
     let texts = [

@@ -1,4 +1,4 @@
-//! Filters of routes, resolved to services and other objects.
+//! Resolution of filters that refer to services and other objects.
 
 use ambit_k8s_api::{HTTPFault, Kind};
 use ambit_model::{HttpFilter, HttpMirror};
@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl MirrorInput {
-    /// Renders the mirror for requests to a parent, if its service is there.
+    /// Resolves the mirror for requests to a parent; `None` if its service cannot be used.
     pub(crate) fn resolved(&self, view: &MeshView, route: AttachedRoute<'_>) -> Option<HttpMirror> {
         let (service, port) = self.to.find(view, route).ok()?;
         Some(HttpMirror {
@@ -22,10 +22,11 @@ impl MirrorInput {
     }
 }
 
-/// Renders filters with their services and objects. Mirrors that cannot be found are left out.
+/// Resolves the services and objects that filters refer to. Mirrors that cannot be resolved are left out.
 ///
 /// # Errors
-/// If another filter cannot be found: without it no request may pass.
+///
+/// If another filter cannot be resolved: requests must not skip it.
 pub(crate) fn resolved(
     filters: &[FilterInput],
     view: &MeshView,
@@ -43,7 +44,7 @@ pub(crate) fn resolved(
 }
 
 impl ExtensionInput {
-    /// Returns the filter that the object contains now.
+    /// Returns the current content of the object that the filter refers to.
     pub(crate) fn find(&self, view: &MeshView) -> Result<HttpFilter, Unresolved> {
         let key = &self.0;
         let found = match key.kind {

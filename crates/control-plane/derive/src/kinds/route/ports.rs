@@ -1,4 +1,4 @@
-//! Ports of services that routes can be for.
+//! Service ports that routes apply to.
 
 use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
 use ambit_model::AppProtocol;
@@ -9,10 +9,11 @@ use crate::{
 };
 
 impl Parent {
-    /// Returns the ports of the service that the route is for; all of them if empty.
+    /// Returns the ports of the service that the parent reference selects; empty for all ports.
     ///
     /// # Errors
-    /// If the service has no such port.
+    ///
+    /// If the service does not exist, or has no such port.
     pub(crate) fn ports(&self, view: &MeshView) -> Result<Vec<u16>, String> {
         let target = &self.target;
         let ports = declared_ports(view, target);
@@ -39,10 +40,10 @@ impl Parent {
     }
 }
 
-/// Name, number and protocol of a port.
+/// Name, number and application protocol of a service port.
 pub(crate) type DeclaredPort<'a> = (&'a str, u16, AppProtocol);
 
-/// Returns the ports of a service that routes can be for.
+/// Returns the TCP ports of a Service, or the ports of a ServiceEntry; `None` if it does not exist.
 pub(crate) fn declared_ports<'a>(
     view: &'a MeshView,
     target: &ObjectKey,
@@ -58,7 +59,7 @@ pub(crate) fn declared_ports<'a>(
 }
 
 impl RouteInput {
-    /// Returns the ports of a service that the route is for, all if empty; `None` if it is for none.
+    /// Returns the ports of a service that the route applies to, empty for all; `None` if it applies to no port.
     pub(crate) fn ports(&self, view: &MeshView, target: &ObjectKey) -> Option<Vec<u16>> {
         let parents = self
             .parents

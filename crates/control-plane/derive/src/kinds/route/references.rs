@@ -1,9 +1,9 @@
-//! Services that routes name, as they are now.
+//! Resolution of the services that routes refer to.
 //!
-//! By an object: a Service, or a ServiceEntry that has one host. Or by a host (kind `Hostname` of Istio's group): of a
-//! Service or ServiceEntry of the route's namespace, else the one that all namespaces see. A ServiceEntry of another
-//! namespace that is exported to all may be a backend, as every client may call it; a Service of another namespace
-//! needs a ReferenceGrant, whichever way it is named.
+//! A reference names an object: a Service, or a ServiceEntry with exactly one host. Or it names a host (kind `Hostname`
+//! of Istio's group), of a Service or ServiceEntry of the route's namespace, else the one visible in all namespaces. A
+//! ServiceEntry of another namespace that is exported to all namespaces may be a backend, since every client may call
+//! it; a Service of another namespace needs a ReferenceGrant, by whichever name.
 
 use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
 use ambit_model::{ArcStr, NamespacedHostname, Visibility};
@@ -14,17 +14,17 @@ use crate::{
     view::MeshView,
 };
 
-/// Error of a reference that resolves to no service.
+/// Reason why a reference of a route cannot be resolved.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Unresolved {
-    /// Reason for a condition.
+    /// Reason of the status condition.
     pub(crate) reason: &'static str,
     pub(crate) text: ArcStr,
 }
 
 impl Reference {
-    /// The service that it is, and its port, for requests to a parent of the route. A parent needs no grant for requests
-    /// to itself; for requests to other parents it is a backend like any other.
+    /// Resolves the reference to a service and port, for requests to a parent of the route. A parent needs no grant as
+    /// backend of requests to itself; for requests to other parents it needs one like any other backend.
     pub(crate) fn find(
         &self,
         view: &MeshView,
@@ -87,7 +87,7 @@ impl Reference {
         Ok((NamespacedHostname::new(key.namespace.clone(), host), port))
     }
 
-    /// Service and port of a record: of a reference that resolves to none, the port that it names.
+    /// Splits the result into service and port; for an unresolved reference, the port that the reference names.
     pub(crate) fn parts(
         &self,
         found: Result<(NamespacedHostname, u16), Unresolved>,
@@ -100,7 +100,7 @@ impl Reference {
 }
 
 impl MeshView {
-    /// Whether a namespace sees a ServiceEntry.
+    /// Whether all hosts of a ServiceEntry are visible in a namespace.
     fn is_seen_in(&self, namespace: &str, entry: &ObjectKey) -> bool {
         let found = self.get::<ServiceEntry>(entry);
         found.is_some_and(|found| {
@@ -114,7 +114,7 @@ impl MeshView {
         })
     }
 
-    /// The host of a Service, or of a ServiceEntry that has one and makes the record of it.
+    /// Returns the host of a Service, or of a ServiceEntry that has exactly one and the highest precedence for it.
     fn only_host_of(&self, key: &ObjectKey) -> Result<ArcStr, ArcStr> {
         let missing = || arcstr::format!("there is no {key}");
         if key.kind == Kind::Service {

@@ -1,4 +1,4 @@
-//! Rules of routes, resolved to the records of waypoints.
+//! Rendering of rules for the records of waypoints.
 
 use ambit_model::{GatewayName, HttpBackend, HttpFilter, HttpRouteRule};
 
@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl Rules {
-    /// Returns the errors of mirrors that requests cannot go to.
+    /// Returns the reasons why mirrors of the rules cannot be resolved.
     pub(crate) fn mirror_errors(
         &self,
         view: &MeshView,
@@ -22,7 +22,7 @@ impl Rules {
         errors.flatten().collect()
     }
 
-    /// Returns the errors of filters without which requests may not pass.
+    /// Returns the reasons why `ExtensionRef` filters of the rules cannot be resolved.
     pub(crate) fn filter_errors(&self, view: &MeshView) -> Vec<Unresolved> {
         let Self::Http(rules) = self else {
             return Vec::new();
@@ -33,13 +33,13 @@ impl Rules {
 }
 
 impl RuleInput {
-    /// Filters without which requests may not pass.
+    /// Returns the reasons why `ExtensionRef` filters of the rule cannot be resolved.
     pub(crate) fn filter_errors(&self, view: &MeshView) -> Vec<Unresolved> {
         let found = self.extensions().map(|one| one.find(view));
         found.filter_map(Result::err).collect()
     }
 
-    /// Mirrors that requests cannot go to.
+    /// Returns the reasons why mirrors of the rule cannot be resolved.
     pub(crate) fn mirror_errors(
         &self,
         view: &MeshView,
@@ -49,7 +49,7 @@ impl RuleInput {
         found.filter_map(Result::err).collect()
     }
 
-    /// Renders the rule with its backends and filters, for one of the waypoints that follow it.
+    /// Renders the rule with its resolved backends and filters, for one of the waypoints that apply it.
     pub(crate) fn resolved(
         &self,
         view: &MeshView,
@@ -83,7 +83,7 @@ impl RuleInput {
     }
 }
 
-/// Splits filters from the error of a missing one.
+/// Splits the result of resolving filters into the filters and the reason why one cannot be resolved.
 fn split(filters: Result<Vec<HttpFilter>, Unresolved>) -> (Vec<HttpFilter>, Option<Unresolved>) {
     match filters {
         Ok(filters) => (filters, None),

@@ -1,4 +1,4 @@
-//! Routes of connections, resolved to the records of waypoints.
+//! Rendering of TCPRoutes and TLSRoutes for the records of waypoints.
 
 use ambit_model::{StreamBackend, StreamRoute};
 
@@ -9,7 +9,8 @@ use crate::{
 };
 
 impl StreamInput {
-    /// With its current backends for connections to a parent; without fields of the whole route.
+    /// Renders the rules with their resolved backends, for connections to a parent; the caller adds the route's name,
+    /// ports and clients.
     pub(crate) fn resolved(&self, view: &MeshView, route: AttachedRoute<'_>) -> StreamRoute {
         let backend = |from: &BackendInput| {
             let (service, port) = from.to.parts(from.to.find(view, route));

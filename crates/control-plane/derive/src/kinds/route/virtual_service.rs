@@ -1,9 +1,10 @@
-//! VirtualServices (Istio's routes) at waypoints: their rules for HTTP become the same records as those of HTTPRoutes.
+//! VirtualServices at waypoints: their HTTP rules become the same records as those of HTTPRoutes.
 //!
-//! They name hosts, not objects. A host belongs to a Service or a ServiceEntry. A VirtualService in the namespace of the
-//! service or of the waypoint applies to all clients; one in another namespace applies to the clients there, as HTTPRoutes
-//! do. `exportTo` lists the namespaces whose proxies follow it: the waypoint's, or that of the clients. The first rule that
-//! matches applies, the oldest VirtualService first. A service with a route of the Gateway API follows that alone.
+//! VirtualServices name hosts rather than objects; a host belongs to a Service or ServiceEntry. A VirtualService in the
+//! namespace of the service or of the waypoint applies to all clients; one in another namespace applies to the clients
+//! of that namespace, like a consumer route (GAMMA). `exportTo` lists the namespaces whose proxies apply it: the
+//! waypoint's, or that of the clients. The first rule that matches applies, the oldest VirtualService first. A Gateway
+//! API route of a service takes precedence over its VirtualServices.
 
 pub(crate) mod conditions;
 
@@ -29,21 +30,21 @@ use crate::{
     view::MeshView,
 };
 
-/// Clients for which some VirtualServices apply, in their order; all clients if there is no namespace.
+/// Clients (of a namespace, or all clients) with the VirtualServices that apply to them, by precedence.
 #[derive(Debug)]
 struct Audience<'a> {
     clients: Option<ArcStr>,
-    /// Whether the rules are those for all clients, of which this namespace has more.
+    /// Whether the VirtualServices are those for all clients, with additional matches for clients of this namespace.
     is_of_all: bool,
     services: Vec<&'a RouteInput>,
 }
 
-/// HTTPRoute or GRPCRoute of a service.
+/// HTTPRoute or GRPCRoute of a service, which takes precedence over VirtualServices.
 #[derive(Debug)]
 struct Rival<'a> {
     name: &'a RouteName,
     clients: Option<ArcStr>,
-    /// All ports if empty.
+    /// Service ports that the route applies to; all ports if empty.
     ports: Vec<u16>,
 }
 
@@ -88,7 +89,7 @@ impl MeshKind for VirtualService {
 }
 
 impl MeshView {
-    /// The HTTPRoutes and GRPCRoutes of a service, with the clients for which a waypoint follows each.
+    /// Returns the HTTPRoutes and GRPCRoutes of a service, with the clients that a waypoint applies each to.
     fn rivals(&self, target: &ObjectKey, gateway: &GatewayName) -> Vec<Rival<'_>> {
         let http = self.routes_of(target);
         let http = http.filter(|route| matches!(route.rules, Rules::Http(_)));
@@ -102,7 +103,7 @@ impl MeshView {
         rivals.collect()
     }
 
-    /// The VirtualServices that a waypoint follows for a host of a service, by their clients.
+    /// Groups the VirtualServices that a waypoint applies to a host of a service by the clients that they are for.
     fn audiences(
         &self,
         host: &ArcStr,
@@ -141,7 +142,8 @@ impl MeshView {
         of_all.into_iter().chain(own).collect()
     }
 
-    /// Records of the VirtualServices that a waypoint follows for a host of a service, oldest first and then by name.
+    /// Renders the VirtualServices that a waypoint applies to a host of a service, by precedence: the oldest first,
+    /// then by name.
     pub(crate) fn virtual_routes(
         &self,
         host: &ArcStr,
@@ -189,7 +191,7 @@ impl MeshView {
         routes
     }
 
-    /// The rules of a VirtualService for requests to a port, of the clients of an audience.
+    /// Renders the rules of a VirtualService that apply to requests of an audience to a port.
     fn virtual_rules(
         &self,
         route: &RouteInput,
@@ -227,7 +229,7 @@ impl MeshView {
 }
 
 impl Audience<'_> {
-    /// Whether no route of the Gateway API is followed on a port in the place of the VirtualServices.
+    /// Whether no Gateway API route takes precedence over the VirtualServices on a port.
     fn is_free(&self, rivals: &[Rival<'_>], port: u16) -> bool {
         let mut rivals = rivals.iter();
         !rivals.any(|rival| {
@@ -238,13 +240,13 @@ impl Audience<'_> {
 }
 
 impl Rival<'_> {
-    /// Whether it is followed on a port in the place of VirtualServices for some clients.
+    /// Whether the route takes precedence on a port over VirtualServices for the same clients.
     fn goes_before(&self, clients: Option<&ArcStr>, port: u16) -> bool {
         self.clients.as_ref() == clients && (self.ports.is_empty() || self.ports.contains(&port))
     }
 }
 
-/// Record of a VirtualService; `None` if none of its rules is for the clients.
+/// Builds the record of a VirtualService; `None` if no rule applies to the clients.
 fn record(
     route: &RouteInput,
     audience: &Audience<'_>,

@@ -1,4 +1,4 @@
-//! Which objects count for a scope at a waypoint, the farthest first.
+//! Telemetry objects that apply to a scope at a waypoint, the least specific first.
 
 use ambit_k8s_api::{Kind, ObjectKey, Telemetry};
 use ambit_model::{GatewayName, TelemetryScope};
@@ -9,7 +9,7 @@ use crate::{
     view::MeshView,
 };
 
-/// Levels of telemetry, as described for the module.
+/// Returns the objects that apply to a scope at a waypoint, one for each level, the least specific first.
 pub(crate) fn of<'a>(
     view: &'a MeshView,
     gateway: &GatewayName,

@@ -1,4 +1,4 @@
-//! One from all that counts: what is nearer comes later and changes what was before.
+//! Merge of the Telemetry objects that apply to a scope: more specific levels come later and override the ones before.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use crate::{
     view::MeshView,
 };
 
-/// Istio's default share of requests, of ten thousand.
+/// Default number of requests per 10,000 that are traced, as in Istio.
 const SAMPLING: u32 = 100;
-/// Its longest tag.
+/// Maximum length of a span tag's value, as in Istio.
 const MAX_TAG: u32 = 256;
 
-/// Telemetry of a target, merged, and notes on parts that have no effect.
+/// Merges the levels of a scope to one record, and returns notes on parts that have no effect.
 pub(crate) fn merge(
     view: &MeshView,
     levels: &[&TelemetryInput],
@@ -81,7 +81,7 @@ fn tracing(
     })
 }
 
-/// State of one provider of logs.
+/// Merged access log settings of one provider.
 #[derive(Clone, Debug, Default)]
 struct Logging {
     is_disabled: bool,

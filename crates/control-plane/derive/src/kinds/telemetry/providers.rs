@@ -1,4 +1,4 @@
-//! What the mesh's providers are: who gets spans, who gets lines, and how these look.
+//! Telemetry providers of the MeshConfig: collectors of spans, and destinations and formats of access logs.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use serde_json::{Map, Value};
 
 use crate::{objects::telemetry::input::TelemetryInput, view::MeshView};
 
-/// The provider of the waypoint's own log, which every mesh has.
+/// Name of the built-in access log provider, which writes to the waypoint's own log.
 pub(crate) const OWN_LOG: &str = "envoy";
-/// The provider of metrics that every mesh has.
+/// Kind of metrics providers, and name of the built-in one.
 const PROMETHEUS: &str = "prometheus";
-/// Where OTLP over gRPC is by its own convention, and over HTTP.
+/// Default path for spans over OTLP/HTTP, as OpenTelemetry defines it.
 const TRACES_PATH: &str = "/v1/traces";
 
-/// A log with all but its filter.
+/// Destination and format of an access log, without its filter.
 pub(crate) struct Logger(pub(crate) TelemetryLog);
 
-/// The providers that an object names and that cannot be used, and why.
+/// Returns the reasons why providers that an object names cannot be used.
 pub(crate) fn wrong(view: &MeshView, of: &TelemetryInput) -> Vec<String> {
     let tracers = of.tracing.iter().flat_map(|part| &part.providers);
     let tracers = tracers.filter_map(|name| tracer(view, name).err());
@@ -39,7 +39,7 @@ fn of_another_kind(name: &str, kind: &str, what: &str) -> String {
     format!("the provider {name} is of the kind {kind}, which is not supported for {what}")
 }
 
-/// Collector that receives spans.
+/// Resolves a tracing provider to the collector that receives spans.
 pub(crate) fn tracer(view: &MeshView, name: &str) -> Result<OtlpCollector, String> {
     let provider = view.extension_provider(name).ok_or_else(|| unknown(name))?;
     if provider.kind != "opentelemetry" {
@@ -52,7 +52,7 @@ pub(crate) fn tracer(view: &MeshView, name: &str) -> Result<OtlpCollector, Strin
     collector(view, name, &provider.settings)
 }
 
-/// Destination of log lines.
+/// Resolves an access log provider to a destination and format.
 pub(crate) fn logger(view: &MeshView, name: &str) -> Result<Logger, String> {
     let of_mesh = view
         .settings()
@@ -105,7 +105,7 @@ pub(crate) fn logger(view: &MeshView, name: &str) -> Result<Logger, String> {
     }
 }
 
-/// Whether metrics are for a provider.
+/// Checks that a provider is a supported metrics provider, that is, Prometheus.
 pub(crate) fn is_prometheus(view: &MeshView, name: &str) -> Result<(), String> {
     match view.extension_provider(name) {
         Some(provider) if provider.kind == PROMETHEUS => Ok(()),
@@ -187,7 +187,7 @@ fn seconds(text: &str) -> Option<Duration> {
         .filter(|time| !time.is_zero())
 }
 
-/// Log format of a provider, if set.
+/// Parses the log format of a provider; `None` if it is unset.
 fn format(name: &str, settings: &Map<String, Value>) -> Result<Option<TelemetryFormat>, String> {
     let Some(format) = settings.get("logFormat").filter(|format| !format.is_null()) else {
         return Ok(None);

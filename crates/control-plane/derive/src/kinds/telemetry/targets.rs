@@ -1,11 +1,11 @@
-//! Whether a target of an object is a service or a waypoint.
+//! Match of a Telemetry object's targets with services and waypoints.
 
 use ambit_k8s_api::{Kind, ObjectKey, Service, ServiceEntry};
 use ambit_model::GatewayName;
 
 use crate::view::MeshView;
 
-/// Whether an object is attached to a service of a name.
+/// Whether a target is the Service or ServiceEntry of a host.
 pub(crate) fn is_for(view: &MeshView, target: &ObjectKey, host: &str) -> bool {
     match target.kind {
         Kind::Service => view
@@ -18,7 +18,7 @@ pub(crate) fn is_for(view: &MeshView, target: &ObjectKey, host: &str) -> bool {
     }
 }
 
-/// Whether a waypoint is meant by a target.
+/// Whether a target is a waypoint's Gateway or its GatewayClass.
 pub(crate) fn is_gateway(view: &MeshView, target: &ObjectKey, gateway: &GatewayName) -> bool {
     match target.kind {
         Kind::Gateway => target.namespace == gateway.namespace && target.name == gateway.name,

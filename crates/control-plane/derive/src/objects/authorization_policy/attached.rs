@@ -1,4 +1,4 @@
-//! AuthorizationPolicies that waypoints enforce, as they are stored.
+//! AuthorizationPolicies attached to waypoints or services by `targetRefs`, which waypoints enforce.
 
 use ambit_k8s_api::{AuthorizationPolicy, labels};
 use ambit_model::{ArcStr, HttpPolicy};
@@ -12,14 +12,14 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// A policy with what it is attached to.
+/// Waypoint policy, with the objects that it is attached to.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Attached {
     pub(crate) targets: Targets,
     pub(crate) policy: HttpPolicy,
     /// Name of the authorization provider of a CUSTOM policy.
     pub(crate) provider: Option<ArcStr>,
-    /// Name of the layer 4 policy of which this is the waypoint's copy.
+    /// Name of the layer 4 policy that this policy is the waypoint's copy of, by its annotation.
     pub(crate) migrated_from: Option<ArcStr>,
 }
 
@@ -44,7 +44,7 @@ impl Attached {
         })
     }
 
-    /// Denies everything at what its targets may mean.
+    /// Builds the fail-closed substitute, which denies all requests to every object that the targets may mean.
     pub(crate) fn substitute(policy: &AuthorizationPolicy, config: &MeshConfig) -> Option<Self> {
         let references = references(policy.spec.target_ref.as_ref(), &policy.spec.target_refs);
         Some(Self {

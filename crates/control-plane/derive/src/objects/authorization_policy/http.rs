@@ -1,9 +1,9 @@
-//! Policies of layer 7, as waypoints evaluate them.
+//! Conversion of AuthorizationPolicies to policies of layer 7, which waypoints enforce.
 //!
-//! Attributes that waypoints do not support fail closed: a rule of an ALLOW policy with one is dropped, in other
-//! policies the attribute is dropped, so that they match more. A note reports it.
+//! Attributes that waypoints do not support fail closed: an ALLOW policy loses the rule that has one; other policies
+//! lose the attribute, so that their rule matches more. A note reports it.
 //!
-//! Whatever cannot be understood is an error of the whole policy: an entry that is skipped could widen it.
+//! Values that cannot be parsed make the whole policy invalid: skipping an entry could make the policy allow more.
 
 use ambit_k8s_api::{
     AuthorizationPolicy,
@@ -23,7 +23,7 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// The policy, but for what it is attached to, and what in it has not the effect one might expect.
+/// Converts a policy, without its targets, and returns notes on parts that have no effect or a reduced one.
 pub(crate) fn http_policy(
     policy: &AuthorizationPolicy,
 ) -> Result<(HttpPolicy, Vec<Note>), FieldError> {
@@ -77,7 +77,7 @@ pub(crate) fn http_policy(
     Ok((read, notes))
 }
 
-/// The provider that a CUSTOM policy names.
+/// Returns the name of the provider of a CUSTOM policy; `None` for other actions.
 pub(crate) fn provider(policy: &AuthorizationPolicy) -> Result<Option<ArcStr>, FieldError> {
     let given = policy.spec.provider.as_ref();
     let name = given.and_then(|provider| provider.get("name")?.as_str());
@@ -96,7 +96,7 @@ pub(crate) fn provider(policy: &AuthorizationPolicy) -> Result<Option<ArcStr>, F
     }
 }
 
-/// Denies all that it is attached to.
+/// Builds the substitute for an invalid policy, which denies all requests; `why` is the reason.
 pub(crate) fn substitute(policy: &AuthorizationPolicy, why: &str) -> HttpPolicy {
     HttpPolicy {
         action: HttpAction::Deny,
@@ -116,11 +116,11 @@ fn named(policy: &AuthorizationPolicy) -> HttpPolicy {
     }
 }
 
-/// Reads one rule.
+/// Converts one rule, and collects notes.
 struct Reader<'a> {
     namespace: &'a ArcStr,
     notes: &'a mut Vec<Note>,
-    /// Attributes that were met and left out.
+    /// Unsupported attributes that the rule uses.
     unsupported: Vec<String>,
 }
 
@@ -218,7 +218,7 @@ impl Reader<'_> {
         })
     }
 
-    /// `None` for one that is not supported.
+    /// Converts a condition of `when`; `None` if its attribute is not supported.
     fn condition(
         &mut self,
         condition: &Condition,
@@ -276,7 +276,7 @@ impl Reader<'_> {
     }
 }
 
-/// Attribute that a condition compares; `None` if it is not supported.
+/// Parses the `key` of a condition; `None` if the attribute is not supported.
 fn attribute(key: &str, at: &str) -> Result<Option<HttpAttribute>, FieldError> {
     use HttpAttribute as A;
     Ok(Some(match key {
@@ -307,7 +307,7 @@ fn attribute(key: &str, at: &str) -> Result<Option<HttpAttribute>, FieldError> {
     }))
 }
 
-/// Path of a claim: `request.auth.claims[a][b]`.
+/// Parses the path of a claim: `request.auth.claims[a][b]`.
 fn claim(key: &str, at: &str) -> Result<Vec<ArcStr>, FieldError> {
     let names = key.strip_prefix("request.auth.claims[");
     let names = names.and_then(|names| names.strip_suffix(']'));
@@ -323,7 +323,7 @@ fn claim(key: &str, at: &str) -> Result<Vec<ArcStr>, FieldError> {
     Ok(names.into_iter().map(ArcStr::from).collect())
 }
 
-/// The name of a header in lower case.
+/// Validates the name of a header, and returns it in lower case.
 fn header_name(name: &str, at: &str) -> Result<ArcStr, FieldError> {
     let lower = name.to_ascii_lowercase();
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
@@ -349,7 +349,7 @@ fn path(text: &str) -> Result<PathPattern, String> {
     pattern(text).map(PathPattern::Text)
 }
 
-/// Notes literal characters that may have been meant as wildcards.
+/// Adds a note with the text `why` for each value that `is_odd` returns true for.
 fn note_each(
     values: &[String],
     field: &str,

@@ -1,4 +1,4 @@
-//! A policy as it is understood.
+//! Parsed AuthorizationPolicy object.
 
 use std::sync::Arc;
 
@@ -7,19 +7,19 @@ use ambit_model::Authorization;
 
 use crate::{labels::Labels, objects::authorization_policy::attached::Attached};
 
-/// A policy as node proxies see it.
+/// Parsed AuthorizationPolicy: the parts that node proxies and waypoints enforce.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PolicyInput {
-    /// `None`: nothing for node proxies.
+    /// Policy that node proxies enforce; `None` if node proxies do not enforce it.
     pub(crate) sent: Option<Authorization>,
-    /// Labels of the workloads that list it; `None`: all in its scope.
+    /// Labels of the workloads that the policy applies to; `None` for all workloads in its scope.
     pub(crate) selector: Option<Labels>,
-    /// The first field that names callers.
+    /// Path of the policy's first field that compares properties of the client.
     pub(crate) callers: Option<String>,
-    /// Part that waypoints enforce.
+    /// Policy that waypoints enforce.
     pub(crate) attached: Option<Attached>,
-    /// Hash of its action and rules; `None` for those that have no effect or are not understood.
+    /// Hash of the policy's action and rules; `None` for invalid policies and policies without effect.
     pub(crate) content: Option<u64>,
-    /// Rules of [`Self::sent`] as they are written, if they compare principals.
+    /// Rules of [`Self::sent`] before principals were expanded, if they compare principals.
     pub(crate) with_principals: Option<Arc<[istio::Rule]>>,
 }

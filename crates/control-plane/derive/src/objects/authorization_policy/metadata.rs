@@ -10,7 +10,7 @@ pub(crate) fn namespace_of(policy: &AuthorizationPolicy) -> ArcStr {
     namespace.unwrap_or("default").into()
 }
 
-/// Whether the policy is to be logged only.
+/// Whether the policy's annotation requests a dry run: decisions are logged and not enforced.
 pub(crate) fn is_dry_run(policy: &AuthorizationPolicy) -> Result<bool, FieldError> {
     let annotations = policy.metadata.annotations.as_ref();
     let annotation = annotations.and_then(|all| all.get(labels::DRY_RUN));

@@ -1,12 +1,11 @@
-//! One rule of an AuthorizationPolicy, as node proxies evaluate it.
+//! Conversion of AuthorizationPolicy rules to rules that node proxies enforce.
 //!
-//! Node proxies see connections only. Of an ALLOW policy, a rule that has a part about requests is left out whole, so
-//! that it never allows more than was written. Of a DENY policy such parts are dropped and the rest of the same match
-//! kept, so that it denies more rather than less; where nothing is left of a clause, the rule can have no effect here,
-//! which a note reports.
+//! Node proxies see connections only. An ALLOW policy loses every rule with a field about requests, so that it never
+//! allows more than was written. A DENY policy loses such fields and keeps the rest of the same match, so that it
+//! denies more rather than less; a rule with a clause that lost all its fields denies nothing here, which a note
+//! reports.
 //!
-//! Whatever cannot be understood is an error of the whole policy: an entry that is skipped could widen
-//! it.
+//! Values that cannot be parsed make the whole policy invalid: skipping an entry could make the policy allow more.
 
 use ambit_k8s_api::istio::{Condition, Operation, Rule as PolicyRule, RuleFrom, RuleTo, Source};
 use ambit_model::{Action, ArcStr, Clause, Match, Rule, StringMatch};
@@ -19,8 +18,8 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Conversion of a rule: usually to one rule, to several where sources had to be taken apart, to none where the rule is
-/// about requests. Principals of the mesh's trust domain are expanded to all `names` of it.
+/// Converts a rule: usually to one rule, to several if a source needs more than one clause, to none if an ALLOW rule
+/// has fields about requests. Principals of the mesh's trust domain are expanded to all `names` of it.
 pub(crate) fn convert(
     rule: &PolicyRule,
     action: Action,
@@ -87,7 +86,7 @@ struct Converter<'a> {
     namespace: &'a ArcStr,
     names: &'a TrustDomainNames,
     notes: &'a mut Vec<Note>,
-    /// Fields about requests that were met.
+    /// Fields about requests (layer 7) that the rule uses.
     l7: Vec<String>,
 }
 
@@ -139,7 +138,7 @@ impl Converter<'_> {
         Ok(Some(clause))
     }
 
-    /// For each source the clauses that must all hold.
+    /// Converts the `from` of a rule: for each source, the clauses that must all match; `None` without `from`.
     fn sources(
         &mut self,
         from: &[RuleFrom],
@@ -302,7 +301,7 @@ impl Converter<'_> {
     }
 }
 
-/// Whether a rule compares principals.
+/// Whether a rule compares principals of clients.
 pub(crate) fn names_principals(rule: &PolicyRule) -> bool {
     let sources = rule.from.iter().filter_map(|from| from.source.as_ref());
     let mut names = sources.map(|source| (&source.principals, &source.not_principals));
@@ -321,7 +320,7 @@ fn is_request_key(key: &str) -> bool {
         || matches!(key, "remote.ip" | "connection.sni" | "request.headers")
 }
 
-/// A trust domain is how a principal begins.
+/// Converts a trust domain to a match of the prefix of principals.
 fn trust_domain(text: &str) -> Result<StringMatch, String> {
     match StringMatch::from_pattern(text) {
         _ if matches_nobody(text) => Err(format!("{text:?} is not a trust domain")),
@@ -333,7 +332,7 @@ fn trust_domain(text: &str) -> Result<StringMatch, String> {
     }
 }
 
-/// The first field of a policy that names callers.
+/// Returns the path of the first field that compares properties of the client.
 pub(crate) fn field(rules: &[PolicyRule]) -> Option<String> {
     let mut rules = rules.iter().enumerate();
     rules.find_map(|(number, rule)| {

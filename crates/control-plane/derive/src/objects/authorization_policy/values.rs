@@ -1,4 +1,4 @@
-//! Values of policies: names, addresses, ports.
+//! Parsing of values in AuthorizationPolicies: principals, namespaces, addresses, ports.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use crate::problem::{FieldError, Note};
 
-/// Reads each value. An empty one could widen the policy and is an error, as is what `read` refuses.
+/// Parses each value of a list with `read`. An empty value is an error, since it could make the policy match more.
 pub(crate) fn list<T>(
     values: &[String],
     field: &str,
@@ -27,7 +27,7 @@ pub(crate) fn list<T>(
         .collect()
 }
 
-/// Names of peers: principals or namespaces.
+/// Parses patterns of principals, namespaces or trust domains, and notes patterns that match none.
 pub(crate) fn names(
     values: &[String],
     field: &str,
@@ -43,13 +43,13 @@ pub(crate) fn names(
     list(values, field, pattern)
 }
 
-/// `*`, `*suffix` and `prefix*`; a `*` anywhere else is a character like any other, as it is to Istio.
+/// Parses `*`, `*suffix` or `prefix*`; a `*` anywhere else is a literal character, as in Istio.
 pub(crate) fn pattern(text: &str) -> Result<StringMatch, String> {
     Ok(StringMatch::from_pattern(text))
 }
 
-/// Whether a pattern has a form that many take for more than it is: peers' names have no `*`, and are
-/// compared without their scheme.
+/// Whether a pattern of principals can match none: `*` in the middle is a literal character, which principals do not
+/// contain, and principals are compared without `spiffe://`.
 pub(crate) fn matches_nobody(text: &str) -> bool {
     let literal = match StringMatch::from_pattern(text) {
         StringMatch::Exact(text) | StringMatch::Prefix(text) | StringMatch::Suffix(text) => text,
@@ -58,7 +58,7 @@ pub(crate) fn matches_nobody(text: &str) -> bool {
     literal.contains('*') || text.starts_with("spiffe://")
 }
 
-/// `namespace/account`, or an account of the policy's namespace.
+/// Parses `namespace/account`, or `account` in the policy's namespace.
 pub(crate) fn service_account(
     text: &str,
     namespace: &ArcStr,
@@ -78,7 +78,7 @@ pub(crate) fn service_account(
     })
 }
 
-/// An address or a prefix.
+/// Parses an IP address or a CIDR prefix.
 pub(crate) fn net(text: &str) -> Result<IpNet, String> {
     text.parse::<IpAddr>()
         .map(|ip| IpNet::from(ip.to_canonical()))

@@ -1,25 +1,25 @@
-//! A policy as it is understood: its targets, and its TLS settings or the reason why it has none.
+//! Parsed BackendTLSPolicy: its targets, and its TLS settings or the reason why it is invalid.
 
 use ambit_k8s_api::ObjectKey;
 use ambit_model::ArcStr;
 
 use crate::problem::FieldError;
 
-/// A policy as the mesh sees it.
+/// Parsed BackendTLSPolicy object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BackendTlsInput {
     pub(crate) key: ObjectKey,
     pub(crate) created: String,
     pub(crate) targets: Vec<Target>,
-    /// Or why there can be none.
+    /// TLS settings, or the reason why the policy is invalid.
     pub(crate) tls: Result<TlsInput, Refused>,
 }
 
-/// Target of a policy.
+/// Service that the policy is attached to, or one port of it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Target {
     pub(crate) key: ObjectKey,
-    /// The name of one port; all ports if `None`.
+    /// Name of the service port (`sectionName`); all ports if `None`.
     pub(crate) port: Option<ArcStr>,
 }
 
@@ -28,16 +28,16 @@ pub(crate) struct Target {
 pub(crate) struct TlsInput {
     pub(crate) hostname: ArcStr,
     pub(crate) names: Vec<ArcStr>,
-    /// ConfigMaps of the policy's namespace; `None`: the system's authorities.
+    /// Names of ConfigMaps with CA certificates, in the policy's namespace; `None` for the system's trust store.
     pub(crate) roots: Option<Vec<ArcStr>>,
 }
 
-/// Why a policy cannot be followed.
+/// Reason why a policy is invalid.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Refused {
-    /// Reason of the condition that reports it.
+    /// Reason of the status condition.
     pub(crate) reason: &'static str,
-    /// Whether a reference is to blame.
+    /// Whether a reference to CA certificates cannot be resolved, rather than another field being invalid.
     pub(crate) is_reference: bool,
     pub(crate) message: String,
 }

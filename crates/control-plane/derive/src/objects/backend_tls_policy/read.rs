@@ -1,4 +1,4 @@
-//! Parsing of a policy's spec.
+//! Parsing of the spec of a BackendTLSPolicy.
 
 use ambit_k8s_api::{
     BackendTLSPolicy, Kind, ObjectKey, created,
@@ -15,9 +15,9 @@ use crate::{
     problem::FieldError,
 };
 
-/// Most targets of one policy.
+/// Maximum number of targets of one policy.
 const MAX_TARGETS: usize = 16;
-/// Most ConfigMaps of one policy.
+/// Maximum number of ConfigMaps with CA certificates of one policy.
 const MAX_REFERENCES: usize = 8;
 
 pub(crate) fn input(policy: &BackendTLSPolicy) -> BackendTlsInput {
@@ -35,7 +35,7 @@ pub(crate) fn input(policy: &BackendTLSPolicy) -> BackendTlsInput {
     }
 }
 
-/// Target of a reference, if it is of a kind that has waypoints.
+/// Parses a target reference; `None` if its kind cannot have a waypoint.
 fn target(reference: &TlsTargetReference, namespace: &str) -> Option<Target> {
     let kind = match (reference.group.as_str(), reference.kind.as_str()) {
         ("" | "core", "Service") => Kind::Service,
@@ -86,7 +86,7 @@ fn wished(from: &BackendTlsValidation) -> Result<TlsInput, Refused> {
     })
 }
 
-/// The ConfigMaps with the authorities; `None`: the system's.
+/// Returns the ConfigMaps with CA certificates; `None` for the system's trust store.
 fn roots(from: &BackendTlsValidation) -> Result<Option<Vec<ArcStr>>, Refused> {
     let well_known = from.well_known_ca_certificates.as_deref();
     let references = &from.ca_certificate_refs;

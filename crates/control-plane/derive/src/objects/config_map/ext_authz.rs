@@ -1,6 +1,7 @@
-//! `envoyExtAuthzGrpc` and `envoyExtAuthzHttp`: providers that decide about requests, of CUSTOM policies.
+//! Parsing of `envoyExtAuthzGrpc` and `envoyExtAuthzHttp`: authorization providers for CUSTOM policies.
 //!
-//! Security hangs on them: what cannot be read refuses the configuration, so that the last good one stays.
+//! An invalid provider makes the whole MeshConfig invalid, so that the last usable version stays in effect: skipping
+//! the provider would change authorization decisions.
 
 use std::time::Duration;
 
@@ -15,17 +16,17 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Fields of the kinds of providers.
+/// MeshConfig field of authorization providers that check over gRPC.
 pub(crate) const GRPC: &str = "envoyExtAuthzGrpc";
 pub(crate) const HTTP: &str = "envoyExtAuthzHttp";
 
-/// Default of Istio: 600 s.
+/// Default timeout of a check, as in Istio.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(600);
 pub(crate) const STATUS_ON_ERROR: u16 = 403;
-/// The most of a body that is kept for a provider.
+/// Maximum number of bytes of a request body that a check contains.
 const MOST_OF_BODY: u32 = 1 << 20;
 
-/// A provider whose service is not looked for yet.
+/// Parsed authorization provider, before its service is resolved.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Authorizer {
     pub(crate) service: String,
@@ -59,7 +60,7 @@ struct Body {
     pack_as_bytes: bool,
 }
 
-/// Fields of both kinds.
+/// Fields that both kinds of providers have.
 const COMMON: [&str; 7] = [
     "service",
     "port",
@@ -69,7 +70,7 @@ const COMMON: [&str; 7] = [
     "clearRouteCache",
     "includeRequestBodyInCheck",
 ];
-/// Fields of HTTP besides.
+/// Further fields of `envoyExtAuthzHttp`.
 const OF_HTTP: [&str; 7] = [
     "pathPrefix",
     "includeRequestHeadersInCheck",
@@ -80,7 +81,7 @@ const OF_HTTP: [&str; 7] = [
     "headersToDownstreamOnDeny",
 ];
 
-/// Reads the field of the kind, at `at`.
+/// Parses the settings of a provider; `at` is the path of their field.
 pub(crate) fn read(
     name: &ArcStr,
     kind: &str,
@@ -184,7 +185,7 @@ pub(crate) fn read(
     })
 }
 
-/// Istio has it as text.
+/// Parses `statusOnError`, a string in Istio; numbers are accepted too. The default is 403.
 fn status(at: &str, of: Option<&Value>) -> Result<u16, FieldError> {
     let text = match of {
         None | Some(Value::Null) => return Ok(STATUS_ON_ERROR),
@@ -202,7 +203,7 @@ fn status(at: &str, of: Option<&Value>) -> Result<u16, FieldError> {
     })
 }
 
-/// Names of headers, of which the first or last letter may be `*`.
+/// Parses header name patterns, which may begin or end with `*`.
 fn patterns(at: &str, of: &[String]) -> Result<Vec<StringMatch>, FieldError> {
     let one = |text: &String| {
         let bare = text.strip_prefix('*').unwrap_or(text);

@@ -1,4 +1,4 @@
-//! Fields and maps of the MeshConfig, and errors in them.
+//! Helpers to read fields of the MeshConfig.
 
 use serde_json::{Map, Value};
 
@@ -7,13 +7,13 @@ use crate::problem::{FieldError, Note};
 /// Key of the MeshConfig in its ConfigMap.
 pub(crate) const KEY: &str = "mesh";
 
-/// Error in a field of the MeshConfig.
+/// Builds an error or note for a field of the MeshConfig.
 pub(crate) fn error(at: &str, message: impl Into<String>) -> FieldError {
     let dot = if at.is_empty() { "" } else { "." };
     FieldError::new(format!("data.{KEY}{dot}{at}"), message)
 }
 
-/// Reads a map; an absent one is empty.
+/// Returns the value as a map; an absent value is an empty map.
 pub(crate) fn map<'a>(
     at: &str,
     value: Option<&'a Value>,
@@ -26,7 +26,7 @@ pub(crate) fn map<'a>(
     }
 }
 
-/// Notes all but what is read.
+/// Adds a note for each field of a map that is not in `read`, since it has no effect.
 pub(crate) fn rest(at: &str, all: &Map<String, Value>, read: &[&str], notes: &mut Vec<Note>) {
     for name in all.keys().filter(|name| !read.contains(&name.as_str())) {
         notes.push(error(

@@ -1,4 +1,4 @@
-//! `extensionProviders`: what policies and telemetry name, and waypoints call.
+//! Parsing of `extensionProviders`: providers that policies and Telemetry objects name, and waypoints call.
 
 use std::collections::BTreeMap;
 
@@ -14,16 +14,16 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Kinds of providers that something is made of.
+/// Kinds of authorization providers that the mesh supports.
 const SUPPORTED: [&str; 2] = [ext_authz::GRPC, ext_authz::HTTP];
-/// Providers of telemetry.
+/// Kinds of telemetry providers that the mesh supports.
 const OF_TELEMETRY: [&str; 4] = [
     "envoyFileAccessLog",
     "envoyOtelAls",
     "opentelemetry",
     "prometheus",
 ];
-/// Further providers of Istio, which are not supported.
+/// Kinds of providers that Istio has and the mesh does not support.
 const UNSUPPORTED: [&str; 9] = [
     "zipkin",
     "lightstep",
@@ -39,28 +39,28 @@ const UNSUPPORTED: [&str; 9] = [
 /// The field of MeshConfig that lists them.
 pub(crate) const FIELD: &str = "extensionProviders";
 
-/// Provider of `extensionProviders`.
+/// Parsed entry of `extensionProviders`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ExtensionProvider {
     /// Name of the provider.
     pub(crate) name: ArcStr,
-    /// The name of the one field of its kind, such as `envoyExtAuthzGrpc`.
+    /// Name of the field that determines the provider's kind, such as `envoyExtAuthzGrpc`.
     pub(crate) kind: ArcStr,
-    /// Contents of that field.
+    /// Value of that field.
     pub(crate) settings: Map<String, Value>,
-    /// Of one that decides about requests.
+    /// Parsed authorization provider; `None` for other kinds.
     pub(crate) authorizer: Option<Authorizer>,
 }
 
 impl ExtensionProvider {
-    /// The host of the service that it names, if it names one.
+    /// Returns the host of the provider's service, if it has one.
     pub(crate) fn host(&self) -> Option<ArcStr> {
         let service = self.settings.get("service")?.as_str()?;
         Some(callee::host(service))
     }
 }
 
-/// Reads the list.
+/// Parses the list of providers.
 pub(crate) fn read(
     of: Option<&Value>,
     notes: &mut Vec<Note>,

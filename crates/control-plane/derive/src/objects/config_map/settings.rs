@@ -1,4 +1,4 @@
-//! MeshConfig as a whole: each of its fields is followed, or noted as one that has no effect.
+//! Parsing of the MeshConfig: each field either takes effect or is noted as one that has no effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,36 +21,38 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Settings of the MeshConfig that are followed.
+/// Parsed MeshConfig of the mesh.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct MeshSettings {
-    /// Providers by name.
+    /// Extension providers by name.
     pub(crate) providers: BTreeMap<ArcStr, ExtensionProvider>,
-    /// How waypoints normalize paths; `None`: as the control plane's flags have it.
+    /// Path normalization in waypoints; `None` for the default from the control plane's flags.
     pub(crate) path_normalization: Option<PathNormalization>,
-    /// How many proxies before the mesh add to `x-forwarded-for` and are trusted; `None` as above.
+    /// Number of trusted proxies before the mesh that add to `x-forwarded-for`; `None` for the default from the flags.
     pub(crate) trusted_proxies: Option<u32>,
-    /// Namespaces that see ServiceEntries which do not say it, and the most that others may ask for; `None` as above.
+    /// Visibility of ServiceEntries without `exportTo`, and the widest that an entry may request; `None` for the
+    /// default from the flags.
     pub(crate) default_export: Option<Export>,
-    /// Namespaces whose objects the mesh sees; all if there are none.
+    /// Selectors of the namespaces whose objects the mesh uses; all namespaces if empty.
     pub(crate) discovery_selectors: Vec<LabelSelector>,
-    /// Telemetry of requests.
+    /// Telemetry defaults of the whole mesh.
     pub(crate) telemetry: MeshTelemetry,
-    /// Other names of the mesh's trust domain.
+    /// Further names of the mesh's trust domain (`trustDomainAliases`).
     pub(crate) trust_domain_aliases: BTreeSet<ArcStr>,
-    /// Roots of trust domains.
+    /// Root certificates of trust domains (`caCertificates`).
     pub(crate) ca_certificates: Vec<RootCertificates>,
 }
 
 impl MeshSettings {
-    /// The hosts of services that waypoints call.
+    /// Returns the hosts of the providers' services, which waypoints call.
     pub(crate) fn hosts(&self) -> Vec<ArcStr> {
         let providers = self.providers.values();
         providers.filter_map(ExtensionProvider::host).collect()
     }
 }
 
-/// Fields of Istio's that concern sidecars and ingress gateways alone, or what this mesh always does in one way.
+/// Fields of Istio's MeshConfig that concern only sidecars and ingress gateways, or behaviour that is fixed in this
+/// mesh.
 const ELSEWHERE: [&str; 39] = [
     "ca",
     "certificates",
@@ -93,12 +95,12 @@ const ELSEWHERE: [&str; 39] = [
     "xdsAuthProvider",
 ];
 
-/// The field of which namespaces the mesh sees.
+/// Field that selects the namespaces whose objects the mesh uses.
 const DISCOVERY: &str = "discoverySelectors";
 /// Field with the default visibility of ServiceEntries.
 const EXPORT: &str = "defaultServiceExportTo";
 
-/// Reads the text of a MeshConfig.
+/// Parses a MeshConfig from YAML.
 pub(crate) fn read(
     text: &str,
     config: &MeshConfig,
@@ -149,7 +151,8 @@ pub(crate) fn read(
     Ok(settings)
 }
 
-/// Node proxies have the mode from their start on, so that none of them forgets it.
+/// Checks `outboundTrafficPolicy`. Node proxies have its mode from their own flags, so that it is in effect before they
+/// reach the control plane.
 fn outbound(
     name: &str,
     value: &Value,
@@ -197,7 +200,8 @@ fn binding(config: &MeshConfig) -> &'static str {
     }
 }
 
-/// Checks a setting that cannot change while the mesh runs, and on which security depends.
+/// Rejects the MeshConfig if it has another value than the control plane's for a security-relevant setting that cannot
+/// change while the mesh runs.
 fn same(name: &str, value: &Value, ours: &str, why: &str) -> Result<(), FieldError> {
     if value.as_str() == Some(ours) {
         return Ok(());
@@ -208,7 +212,8 @@ fn same(name: &str, value: &Value, ours: &str, why: &str) -> Result<(), FieldErr
     Err(error(name, message))
 }
 
-/// Notes a setting that the chart sets at the start, and that cannot change while the mesh runs.
+/// Adds a note if the MeshConfig has another value than the chart set for a setting that cannot change while the mesh
+/// runs.
 fn unlike(name: &str, value: &Value, ours: &str, notes: &mut Vec<Note>) {
     if value.as_str() != Some(ours) {
         let message = format!(
@@ -218,7 +223,8 @@ fn unlike(name: &str, value: &Value, ours: &str, notes: &mut Vec<Note>) {
     }
 }
 
-/// A selector that cannot be understood in full could leave out namespaces, and their policies, that it means to select.
+/// Parses `discoverySelectors`. A selector that cannot be parsed in full is an error: it could exclude namespaces, and
+/// their policies, that it is meant to include.
 fn discovery_selectors(value: &Value) -> Result<Vec<LabelSelector>, FieldError> {
     let not_a_list = || error(DISCOVERY, "is not a list of label selectors");
     let all = value.as_array().ok_or_else(not_a_list)?;
@@ -251,7 +257,8 @@ fn normalization(
     }
 }
 
-/// `*` (all namespaces), `.` (an entry's own) and `~` (none); without any, as if it were not set.
+/// Parses `defaultServiceExportTo`: `*` (all namespaces), `.` (the entry's own) or `~` (none); an empty list counts as
+/// unset.
 fn default_export(value: &Value, notes: &mut Vec<Note>) -> Result<Option<Export>, FieldError> {
     let not_texts = || {
         error(
@@ -279,7 +286,8 @@ fn default_export(value: &Value, notes: &mut Vec<Note>) -> Result<Option<Export>
     Ok(export)
 }
 
-/// Of the proxies' settings only how many proxies before them are trusted.
+/// Parses `defaultConfig` and returns `numTrustedProxies`; fields without effect are noted. Its `tracing.sampling` is
+/// parsed with the telemetry fields.
 fn default_config(value: &Value, notes: &mut Vec<Note>) -> Result<Option<u32>, FieldError> {
     let all = map("defaultConfig", Some(value))?;
     // Where the control plane is, is known otherwise.

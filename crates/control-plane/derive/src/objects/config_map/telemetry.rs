@@ -1,4 +1,4 @@
-//! Telemetry settings of MeshConfig, for the whole mesh.
+//! Parsing of the telemetry defaults in the MeshConfig.
 
 use ambit_model::{ArcStr, TelemetryFormat};
 use ambit_observation::{Format, ISTIO_JSON};
@@ -9,7 +9,7 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Fields of MeshConfig that are read here.
+/// MeshConfig fields that this module parses.
 pub(crate) const FIELDS: [&str; 4] = [
     "accessLogEncoding",
     "accessLogFile",
@@ -17,20 +17,20 @@ pub(crate) const FIELDS: [&str; 4] = [
     "defaultProviders",
 ];
 
-/// Telemetry settings, as described for the module.
+/// Telemetry defaults of the MeshConfig.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct MeshTelemetry {
-    /// Names of providers.
+    /// Names of the default tracing providers.
     pub(crate) default_tracing: Vec<ArcStr>,
-    /// The same of access logs.
+    /// Names of the default access log providers.
     pub(crate) default_logging: Vec<ArcStr>,
-    /// How lines look, if there is an access log.
+    /// Format of access log lines; `None` if the MeshConfig has no access log.
     pub(crate) access_log: Option<TelemetryFormat>,
-    /// Number of requests in ten thousand that are traced.
+    /// Number of requests per 10,000 that are traced.
     pub(crate) sampling: Option<u32>,
 }
 
-/// Reads what concerns telemetry; the rest is not looked at.
+/// Parses the telemetry fields of a MeshConfig, and ignores the others.
 pub(crate) fn read(
     all: &Map<String, Value>,
     notes: &mut Vec<Note>,

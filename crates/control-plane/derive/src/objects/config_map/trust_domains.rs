@@ -1,4 +1,4 @@
-//! Trust domains of the MeshConfig: names of the mesh's own one, and roots of others.
+//! Parsing of the MeshConfig's trust domains: aliases of the mesh's own one, and root certificates of others.
 
 use std::collections::BTreeSet;
 
@@ -13,20 +13,20 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// The field of the other names of the mesh's trust domain.
+/// Field with further names of the mesh's trust domain.
 pub(crate) const ALIASES: &str = "trustDomainAliases";
-/// The field of the roots of trust domains.
+/// Field with root certificates of trust domains.
 pub(crate) const CERTIFICATES: &str = "caCertificates";
-/// Most entries of either field, and most trust domains of one entry.
+/// Maximum number of entries of either field, and of trust domains in one entry.
 const MAX_ENTRIES: usize = 64;
 
-/// Reads the other names of the mesh's trust domain.
+/// Parses `trustDomainAliases` of a MeshConfig.
 pub(crate) fn aliases(value: &Value) -> Result<BTreeSet<ArcStr>, FieldError> {
     let all = names(ALIASES, value)?;
     Ok(all.into_iter().collect())
 }
 
-/// Reads the roots of trust domains. An entry that is for the signers of an RA is left out, since there is none.
+/// Parses `caCertificates`. Entries with `certSigners` are skipped, since the mesh has no registration authority.
 pub(crate) fn certificates(
     value: &Value,
     notes: &mut Vec<Note>,

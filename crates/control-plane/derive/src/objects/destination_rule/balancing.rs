@@ -1,4 +1,4 @@
-//! Which endpoint, by what, and from where.
+//! Parsing of the load balancing settings of a DestinationRule: algorithm, consistent hashing, warmup, locality.
 
 use std::collections::BTreeMap;
 
@@ -16,11 +16,12 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Annotation of a DestinationRule: bound of consistent hashing in percent of the mean, for which Istio has no field.
+/// Annotation of a DestinationRule for which Istio has no field: maximum load of an endpoint under consistent hashing,
+/// in percent of the mean load.
 const BALANCE_FACTOR: &str = "ambit.io/hash-balance-factor";
-/// Largest table of Maglev, as in Istio.
+/// Maximum size of a Maglev table, as in Istio.
 const LARGEST_TABLE: i64 = 5_000_011;
-/// Default points on a ring, and default size of Maglev's table.
+/// Default number of points on a hash ring.
 const POINTS: u32 = 1024;
 const TABLE: u32 = 65_537;
 
@@ -153,7 +154,7 @@ fn table(from: &ConsistentHash, at: &str) -> Result<HashTable, FieldError> {
     }
 }
 
-/// A name as HTTP has it.
+/// Validates an HTTP token (RFC 9110, section 5.6.2).
 fn token<'a>(at: &str, name: &'a str) -> Result<&'a str, FieldError> {
     let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     if name.is_empty() || !name.bytes().all(is_part) {
@@ -163,7 +164,7 @@ fn token<'a>(at: &str, name: &'a str) -> Result<&'a str, FieldError> {
     Ok(name)
 }
 
-/// Text that may be an attribute of a cookie.
+/// Validates the value of a cookie attribute: printable ASCII without `;`.
 fn attribute(at: String, text: &str) -> Result<ArcStr, FieldError> {
     let is_part = |byte: u8| (b' '..=b'~').contains(&byte) && byte != b';';
     if !text.bytes().all(is_part) {
@@ -195,7 +196,7 @@ fn cookie(from: &ConsistentHash, at: &str) -> Result<Option<HashSource>, FieldEr
     })))
 }
 
-/// Where requests go. `may_eject` is whether endpoints are ever found to fail.
+/// Parses locality load balancing. `may_eject` is whether outlier detection is configured, which failover needs.
 pub(crate) fn locality(
     from: &LocalityBalancer,
     may_eject: bool,
@@ -296,7 +297,7 @@ fn pattern(at: &str, text: &str) -> Result<LocalityPattern, FieldError> {
     Ok(pattern)
 }
 
-/// The most exact places first.
+/// Parses the weights of localities, which must add up to 100, and sorts the most specific localities first.
 fn shares(
     at: &str,
     from: &BTreeMap<String, i64>,

@@ -1,4 +1,4 @@
-//! A rule as it is understood.
+//! Parsed DestinationRule object.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,14 +7,14 @@ use ambit_model::{ArcStr, DestinationPolicy};
 
 use crate::objects::destination_rule::subsets::SubsetInput;
 
-/// A rule as the mesh sees it.
+/// Parsed DestinationRule object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RuleInput {
     pub(crate) key: ObjectKey,
     pub(crate) created: String,
-    /// A host's full name, or `*.` and the end of names, or `*`.
+    /// Full host name, a wildcard (`*.` and a suffix), or `*`.
     pub(crate) host: ArcStr,
-    /// Namespaces whose waypoints see it; `None` for all.
+    /// Namespaces whose waypoints apply the rule (`exportTo`); `None` for all.
     pub(crate) exported: Option<BTreeSet<ArcStr>>,
     pub(crate) policy: DestinationPolicy,
     pub(crate) ports: BTreeMap<u16, DestinationPolicy>,

@@ -1,4 +1,4 @@
-//! Traffic policy of a rule, for a service and its ports.
+//! Parsing of a DestinationRule's traffic policy, for a service and its ports.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -19,16 +19,16 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Note on a part of a policy that is not supported.
+/// Message of the note on `tunnel`, which waypoints do not support.
 const TUNNEL: &str = "tunnels through another proxy are not supported";
-/// Most ports with settings of their own.
+/// Maximum number of `portLevelSettings` of one policy.
 const MAX_PORTS: usize = 4096;
-/// Longest time of keepalives: Linux takes up to 32767 seconds.
+/// Maximum idle time and interval of TCP keepalive probes: Linux accepts up to 32767 seconds.
 const MAX_KEEPALIVE: Duration = Duration::from_secs(9 * 3600);
 
 type Policies = (DestinationPolicy, BTreeMap<u16, DestinationPolicy>);
 
-/// The parts of a policy.
+/// Settings of a traffic policy, of its rule, of a subset or of one port.
 #[derive(Clone, Copy)]
 struct Parts<'a> {
     balancer: Option<&'a LoadBalancer>,
@@ -51,7 +51,7 @@ pub(crate) fn read(
     one(from, AT, factor, notes)
 }
 
-/// One policy, by itself.
+/// Parses one traffic policy and its `portLevelSettings`.
 fn one(
     from: &TrafficPolicy,
     at: &str,
@@ -75,8 +75,8 @@ fn one(
     Ok((policy, ports))
 }
 
-/// Policy of a subset, which replaces that of its rule setting by setting; as in Istio, the subset's for all ports
-/// comes before the rule's for one.
+/// Parses the policy of a subset, which overrides its rule's policy setting by setting; as in Istio, the subset's
+/// setting for all ports takes precedence over the rule's for one port.
 pub(crate) fn of_subset(
     rule: Option<&TrafficPolicy>,
     subset: Option<&TrafficPolicy>,
@@ -111,7 +111,7 @@ pub(crate) fn of_subset(
     Ok((policy, ports))
 }
 
-/// Without the tunnel nothing may be sent.
+/// Marks the policies as unsupported, so that waypoints send nothing without the configured tunnel.
 fn refuse_tunnel(
     (policy, ports): (
         &mut DestinationPolicy,
@@ -123,7 +123,7 @@ fn refuse_tunnel(
     }
 }
 
-/// Settings of single ports, in their order.
+/// Returns the settings of `portLevelSettings` with their ports, in order.
 fn by_port<'a>(from: &'a TrafficPolicy, at: &str) -> Result<Vec<(u16, Parts<'a>)>, FieldError> {
     let at = format!("{at}.portLevelSettings");
     if from.port_level_settings.len() > MAX_PORTS {
@@ -157,7 +157,8 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Settings of a port, which replace the policy's; what a port has no setting for is the policy's, as in Istio.
+    /// Returns the settings of a port. Settings that cannot be set per port are the policy's; others that the port does
+    /// not set are unset, as in Istio.
     fn of_port(from: &'a PortTrafficPolicy, policy: &'a TrafficPolicy) -> Self {
         Self {
             balancer: from.load_balancer.as_ref(),
@@ -169,7 +170,7 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Setting by setting, or else what is below.
+    /// Overrides `below` by the settings that `self` has.
     fn over(self, below: Self) -> Self {
         Self {
             balancer: self.balancer.or(below.balancer),
@@ -221,7 +222,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Without a version it is the first, as in Istio.
+/// Parses the PROXY protocol version; the default is V1, as in Istio.
 fn proxy_protocol(from: &Header, at: &str) -> Result<ProxyProtocol, FieldError> {
     match from.version.as_deref() {
         None | Some("V1") => Ok(ProxyProtocol::V1),
@@ -291,7 +292,7 @@ fn outliers(
     })
 }
 
-/// As Linux takes them: whole seconds.
+/// Parses TCP keepalive settings, in whole seconds, as Linux takes them.
 fn keepalive(from: &KeepaliveProbes, at: &str) -> Result<TcpKeepalive, FieldError> {
     let time = |name: &str, of: &Option<String>| {
         let field = format!("{at}.{name}");
@@ -309,7 +310,7 @@ fn keepalive(from: &KeepaliveProbes, at: &str) -> Result<TcpKeepalive, FieldErro
     })
 }
 
-/// A duration of which zero is none.
+/// Parses a duration; zero counts as unset.
 fn longer_than_zero(at: &str, of: Option<&str>) -> Result<Option<Duration>, FieldError> {
     match duration_or_zero(at, of)? {
         Some(Duration::ZERO) => Ok(None),
@@ -357,8 +358,8 @@ fn limits(
     Ok(limits)
 }
 
-/// HTTP version of requests to endpoints. `useClientProtocol` takes precedence over upgrades, as in Istio; there is no
-/// upgrade by default.
+/// Returns the HTTP version for requests to endpoints. `useClientProtocol` takes precedence over `h2UpgradePolicy`, as
+/// in Istio; without either, requests are not upgraded to HTTP/2.
 fn http_version(from: &ConnectionPool, at: &str, notes: &mut Vec<Note>) -> DestinationHttpVersion {
     let Some(http) = &from.http else {
         return DestinationHttpVersion::AsDeclared;

@@ -1,4 +1,4 @@
-//! Subsets of a DestinationRule as they are stored.
+//! Parsing of the subsets of a DestinationRule.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Most subsets of a rule.
+/// Maximum number of subsets of a rule.
 const MAX_SUBSETS: usize = 256;
 
-/// One of them.
+/// Parsed subset of a DestinationRule.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SubsetInput {
     pub(crate) labels: Labels,

@@ -1,8 +1,8 @@
-//! TLS that waypoints begin with endpoints, as a rule has it.
+//! Parsing of the TLS settings that waypoints originate TLS to endpoints with.
 //!
 //! Unsupported settings are not ignored: requests would be sent in plaintext, or to unverified servers. Files are named
-//! as Istio has them, by their paths at the proxy; since a waypoint may serve several namespaces, those of each are in
-//! a directory of its own, and a rule names no others.
+//! by their paths in the waypoint, as in Istio; since a waypoint may serve several namespaces, each namespace has its
+//! own directory, and its rules can name only files in it.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -18,12 +18,12 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Where a waypoint has certificates of a namespace: here, in a directory of its name.
+/// Directory of certificates in a waypoint, with a subdirectory for each namespace.
 pub(crate) const FILES: &str = "/etc/certs";
-/// Most names that a certificate may have to have.
+/// Maximum number of `subjectAltNames`.
 const MAX_NAMES: usize = 64;
 
-/// TLS settings, or the reason why nothing may be sent at all.
+/// TLS settings (`None` for no TLS), or the reason why requests are refused.
 type Wished = Result<Option<Arc<DestinationTls>>, ArcStr>;
 
 pub(crate) fn read(from: &ClientTls, at: &str, notes: &mut Vec<Note>) -> Wished {
@@ -89,12 +89,12 @@ fn wished(from: &ClientTls) -> Result<DestinationTls, FieldError> {
     })
 }
 
-/// A text that is not empty.
+/// Returns a string unless it is empty.
 fn given(of: Option<&String>) -> Option<ArcStr> {
     of.filter(|text| !text.is_empty()).map(ArcStr::from)
 }
 
-/// A field that waypoints cannot follow.
+/// Returns the first field that waypoints do not support, with the reason.
 fn not_done(from: &ClientTls) -> Option<(&'static str, &'static str)> {
     if given(from.credential_name.as_ref()).is_some() {
         let what = "Secrets are not read: mount them into the waypoint and name the files";
@@ -103,7 +103,7 @@ fn not_done(from: &ClientTls) -> Option<(&'static str, &'static str)> {
     given(from.ca_crl.as_ref()).map(|_| ("caCrl", "revocation lists are not followed"))
 }
 
-/// Host names, addresses and URIs that a certificate may be for.
+/// Validates SANs: DNS names, IP addresses and URIs.
 pub(crate) fn names(from: &[String], at: &str) -> Result<Vec<ArcStr>, FieldError> {
     if from.len() > MAX_NAMES {
         let message = format!("{} names; at most {MAX_NAMES}", from.len());
@@ -123,7 +123,7 @@ pub(crate) fn names(from: &[String], at: &str) -> Result<Vec<ArcStr>, FieldError
     Ok(names)
 }
 
-/// A rule of a namespace names no files of others.
+/// Refuses the policy if it names files outside of the directory of the rule's namespace.
 pub(crate) fn confine(policy: &mut DestinationPolicy, namespace: &str, notes: &mut Vec<Note>) {
     let own = format!("{FILES}/{namespace}/");
     let is_own = |path: &ArcStr| {
@@ -151,7 +151,7 @@ pub(crate) fn confine(policy: &mut DestinationPolicy, namespace: &str, notes: &m
     }
 }
 
-/// Whether TLS is wished anywhere in what cannot be read.
+/// Whether a spec that cannot be deserialized requests TLS (`SIMPLE` or `MUTUAL`) anywhere.
 pub(crate) fn is_wished(value: &Value) -> bool {
     let is_mode = |mode: &Value| matches!(mode.as_str(), Some("SIMPLE" | "MUTUAL"));
     match value {

@@ -1,4 +1,4 @@
-//! Numbers and durations of destination rules, within the bounds in which they mean something.
+//! Parsing of numbers and durations of DestinationRules, with their bounds.
 
 use std::time::Duration;
 
@@ -6,20 +6,20 @@ use ambit_k8s_api::istio_duration;
 
 use crate::problem::{FieldError, Note};
 
-/// Longest duration: what is longer was meant otherwise.
+/// Maximum duration; a longer one is taken for a mistake.
 const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// A field without which nothing may be sent.
+/// Builds the note for a field whose value makes waypoints answer requests with 503.
 pub(crate) fn refused(at: String, what: &str) -> Note {
     Note::new(at, format!("{what}: requests are answered with 503"))
 }
 
-/// A number from 0 on; zero and what is left out are zero.
+/// Validates a number from 0 on; the default is 0.
 pub(crate) fn count(at: &str, of: Option<i64>) -> Result<u32, FieldError> {
     within(at, of, 0, i64::from(i32::MAX), 0)
 }
 
-/// A number, or its default.
+/// Validates that a number is within `least` and `most`; absent, it is `default`.
 pub(crate) fn within(
     at: &str,
     of: Option<i64>,
@@ -37,7 +37,7 @@ pub(crate) fn within(
     u32::try_from(number).map_err(|_| wrong())
 }
 
-/// A number with a fraction, times a thousand.
+/// Validates a decimal number, and returns it in thousandths; absent, it is `default` (in thousandths).
 pub(crate) fn thousandths(
     at: &str,
     of: Option<f64>,
@@ -60,7 +60,7 @@ pub(crate) fn thousandths(
     Ok(thousandths)
 }
 
-/// A duration of at least a millisecond.
+/// Parses a duration of at least 1 ms.
 pub(crate) fn duration(at: &str, of: Option<&str>) -> Result<Option<Duration>, FieldError> {
     let Some(duration) = duration_or_zero(at, of)? else {
         return Ok(None);
@@ -71,7 +71,7 @@ pub(crate) fn duration(at: &str, of: Option<&str>) -> Result<Option<Duration>, F
     Ok(Some(duration))
 }
 
-/// Parses a duration.
+/// Parses a duration, which may be zero.
 pub(crate) fn duration_or_zero(at: &str, of: Option<&str>) -> Result<Option<Duration>, FieldError> {
     let Some(text) = of else {
         return Ok(None);

@@ -1,5 +1,5 @@
-//! The annotation `proxy.istio.io/config` of a Gateway: settings of its waypoint, as `meshConfig.defaultConfig` has
-//! them for all.
+//! Parsing of a Gateway's annotation `proxy.istio.io/config`: settings of its waypoint, which override
+//! `meshConfig.defaultConfig`.
 
 use ambit_k8s_api::labels::PROXY_CONFIG;
 use serde_json::{Map, Value};
@@ -9,13 +9,13 @@ use crate::problem::Note;
 /// Settings of a Gateway's own `proxy.istio.io/config`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProxyConfig {
-    /// How many proxies before the mesh add to `x-forwarded-for` and are trusted; `None`: as in the mesh.
+    /// Number of trusted proxies before the mesh that add to `x-forwarded-for`; `None` for the mesh's default.
     pub(crate) trusted_proxies: Option<u32>,
-    /// Whether something is there that cannot be read, in whose place the last usable value stays.
+    /// Whether the annotation is invalid, so that the last valid value stays in effect.
     pub(crate) is_unreadable: bool,
 }
 
-/// Reads the annotation. What cannot be used is noted.
+/// Parses the annotation. Invalid parts are noted.
 pub(crate) fn read(text: Option<&String>, notes: &mut Vec<Note>) -> ProxyConfig {
     let Some(text) = text else {
         return ProxyConfig::default();
@@ -67,7 +67,7 @@ fn map(place: &str, value: Option<Value>) -> Result<Map<String, Value>, Unreadab
     }
 }
 
-/// Notes all but the one setting that is read.
+/// Adds a note for each field but the one setting that takes effect.
 fn ignored(place: &str, read: &str, of: &Map<String, Value>, notes: &mut Vec<Note>) {
     for name in of.keys().filter(|name| *name != read) {
         let field = field(&format!("{place}.{name}"));

@@ -1,4 +1,4 @@
-//! The limits of an object.
+//! Parsing of the limits of a RateLimit.
 
 use std::time::Duration;
 
@@ -18,19 +18,20 @@ use crate::{
     problem::FieldError,
 };
 
-/// Most limits, matches of one, parts of what requests have in common, descriptors and their entries.
+/// Maximum number of limits, of matches and `by` entries of one limit, of descriptors, and of entries of one
+/// descriptor.
 const MAX_LIST_LENGTH: usize = 16;
-/// Longest text of a descriptor.
+/// Maximum length of a descriptor's key or value, in bytes.
 const MOST_TEXT: usize = 256;
-/// Most requests of a limit, and most of them at once.
+/// Maximum number of requests of a limit, and maximum burst.
 const MOST_REQUESTS: u32 = 1_000_000_000;
-/// Longest time of a limit, and that is waited for an answer.
+/// Maximum period of a limit (`per`).
 const MAX_PERIOD: Duration = Duration::from_secs(24 * 3600);
 const MAX_TIMEOUT: Duration = Duration::from_secs(10);
-/// Default and maximum number of buckets.
+/// Default number of buckets of a limit.
 const BUCKETS: i64 = 10_000;
 const MOST_BUCKETS: u32 = 1_000_000;
-/// Default timeout of the service: Envoy's.
+/// Default timeout of a call to the rate-limit service, as in Envoy.
 const DEFAULT_TIMEOUT: Duration = Duration::from_millis(20);
 const MOST_HITS: u32 = 1_000_000;
 
@@ -56,7 +57,7 @@ fn local_limit(from: &LocalRateLimit, at: &str) -> Result<LocalLimit, FieldError
     })
 }
 
-/// Question to a rate-limit service that is not resolved yet.
+/// Parses `spec.global`, without resolving the rate-limit service.
 pub(crate) fn global(from: &GlobalRateLimit) -> Result<GlobalLimit, FieldError> {
     const AT: &str = "spec.global";
     if from.domain.is_empty() || from.domain.len() > MOST_TEXT {
@@ -154,7 +155,8 @@ fn key(
     }
 }
 
-/// Nothing of a match may be left out: others would be counted than are meant.
+/// Parses the request matches of a limit. An unsupported part is an error: without it the limit would count other
+/// requests than intended.
 fn matches(from: &[HttpRouteMatch], at: &str) -> Result<Vec<model::HttpRouteMatch>, FieldError> {
     check_count(&format!("{at}.matches"), from.len())?;
     let mut notes = Vec::new();

@@ -1,4 +1,4 @@
-//! The rules of a request authentication. Whatever cannot be understood is an error of the whole object.
+//! Parsing of `jwtRules`. Values that cannot be parsed make the whole object invalid.
 
 use std::time::Duration;
 
@@ -16,16 +16,16 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Most rules of one object.
+/// Maximum number of `jwtRules` of one object.
 const MAX_RULES: usize = 64;
-/// Most places, headers or audiences of one rule.
+/// Maximum number of token locations, of output headers, and of audiences of one rule.
 const MAX_VALUES: usize = 64;
 /// Default timeout for fetching a key set.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How long it may take at most.
+/// Maximum timeout for fetching a key set.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Headers that frame a message or identify a caller: claims are not passed in them.
+/// Headers that frame a message or identify a client, which claims may not be copied to.
 const NOT_FOR_OUTPUT: [HeaderName; 9] = [
     header::HOST,
     header::CONTENT_LENGTH,
@@ -142,7 +142,7 @@ fn inline(keys: &str, at: &str, notes: &mut Vec<Note>) -> Result<JwtKeys, FieldE
     Ok(JwtKeys::Known(keys.into()))
 }
 
-/// Whether a key set can be fetched from an address.
+/// Validates the URL that a key set is fetched from.
 fn fetched_from(url: &str) -> Result<(), String> {
     let uri: Uri = url.parse().map_err(|_| format!("{url:?} is no address"))?;
     let has_host = uri.authority().is_some_and(|one| !one.host().is_empty());
@@ -184,7 +184,7 @@ fn claim_headers(from: &Written, at: &str) -> Result<Vec<(ArcStr, ArcStr)>, Fiel
     all.collect()
 }
 
-/// A header that passes a claim to applications.
+/// Validates the name of a header that passes a claim to applications.
 fn output(name: &str, at: &str) -> Result<ArcStr, FieldError> {
     let name = header_name(name).map_err(|message| FieldError::new(at, message))?;
     if NOT_FOR_OUTPUT.contains(&name) {

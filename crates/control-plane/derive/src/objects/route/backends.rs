@@ -1,4 +1,4 @@
-//! Backends of rules: services that requests or connections go to.
+//! Parsing of backends: services that rules send requests or connections to.
 
 use ambit_k8s_api::{ambit, gateway};
 use ambit_model::ArcStr;
@@ -8,27 +8,27 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Destination of a rule.
+/// Parsed backend of a rule.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BackendInput {
     pub(crate) to: Reference,
-    /// Subset of the service's endpoints; all if `None`.
+    /// Subset of the service's endpoints (DestinationRule); all endpoints if `None`.
     pub(crate) subset: Option<ArcStr>,
     pub(crate) weight: u32,
     pub(crate) filters: Vec<FilterInput>,
 }
 
-/// Traffic of which a destination has a share.
+/// Traffic that a rule distributes to its backends by weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Share {
-    /// Share of requests.
+    /// Requests of HTTPRoutes, GRPCRoutes and VirtualServices.
     Requests,
-    /// Share of connections.
+    /// TCP or TLS connections.
     Connections,
 }
 
 impl Share {
-    /// Effect where there is no destination.
+    /// Returns the text for notes on the effect of an unusable backend.
     pub(crate) fn refused(self) -> &'static str {
         match self {
             Self::Requests => "its share of requests is answered with an error",

@@ -1,4 +1,4 @@
-//! Which scripts of other origins may read answers.
+//! Parsing of the CORS filter.
 
 use ambit_k8s_api::gateway::HttpCorsFilter;
 use ambit_model::{ArcStr, HttpCors};
@@ -9,18 +9,18 @@ use crate::{
     problem::FieldError,
 };
 
-/// Most entries of a list, as the API has it.
+/// Maximum number of entries of a list, as in the Gateway API.
 const MAX_VALUES: usize = 64;
-/// Default of `maxAge`, in seconds.
+/// Default of `maxAge` in seconds, as in the Gateway API.
 const MAX_AGE: i32 = 5;
-/// An origin as the API has it, and its port.
+/// Pattern of an origin in the Gateway API, which may have a port.
 const ORIGIN: &str =
     r"^https?://(?:(?:\*\.)?(?:[a-zA-Z0-9-]+\.)*[a-zA-Z0-9-]+|\*)(?::([0-9]{1,5}))?$";
 
-/// Whether a text can stand in a list.
+/// Predicate that validates an entry of a list.
 type IsOne = fn(&str) -> bool;
 
-/// Reads the filter. What cannot be done makes the rule unusable.
+/// Parses the filter. Unsupported values make the rule unusable.
 pub(crate) fn read(
     reader: &mut Reader<'_>,
     at: &str,

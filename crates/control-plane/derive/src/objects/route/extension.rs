@@ -1,28 +1,28 @@
-//! Filters of the type `ExtensionRef`: objects of our own kinds, of the route's namespace. A request may not pass without
-//! a filter that its rule names, so that one that is not there is in the way of all its requests.
+//! Filters of the type `ExtensionRef`: objects of Ambit's own kinds in the route's namespace. A request must not skip a
+//! filter that its rule names, so all requests of the rule fail if the object does not exist.
 
 use ambit_k8s_api::{Kind, ObjectKey, ambit, gateway::LocalObjectReference};
 
 use crate::{objects::route::reader::Reader, problem::FieldError};
 
-/// Filter that is an object.
+/// Filter that refers to an object of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ExtensionInput(pub(crate) ObjectKey);
 
 impl ExtensionInput {
-    /// Key of the object that the filter names.
+    /// Returns the key of the object that the filter names.
     pub(crate) fn target(&self) -> &ObjectKey {
         &self.0
     }
 
-    /// Whether another is of the same kind.
+    /// Whether another filter refers to an object of the same kind.
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         self.0.kind == other.0.kind
     }
 }
 
 impl Reader<'_> {
-    /// Reads one; of what is no kind of ours nothing is known.
+    /// Parses an `ExtensionRef`; other groups and kinds make the rule unusable.
     pub(crate) fn extension(
         &mut self,
         at: &str,

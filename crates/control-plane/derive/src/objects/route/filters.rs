@@ -1,4 +1,4 @@
-//! Filters of rules, which change requests and responses.
+//! Parsing of the filters of rules and backends.
 
 use ambit_k8s_api::gateway::{
     self, HttpHeaderFilter, HttpPathModifier, HttpRouteFilter, HttpRouteTimeouts,
@@ -22,19 +22,19 @@ use crate::{
     problem::FieldError,
 };
 
-/// The reason of a condition, as the Gateway API has it.
+/// Reason of the Gateway API for a condition on filters that exclude each other.
 pub(crate) const INCOMPATIBLE: &str = "IncompatibleFilters";
-/// Most filters of a rule, or of one of its backends, as the API has it.
+/// Maximum number of filters of a rule or a backend, as in the Gateway API.
 const MAX_FILTERS: usize = 16;
 
-/// A filter, as far as it can be read from the route alone.
+/// Parsed filter; references to services and objects are not resolved yet.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum FilterInput {
-    /// Filter that needs nothing but the route.
+    /// Filter without references.
     Known(HttpFilter),
-    /// Mirror to a service, which is resolved when the route is rendered.
+    /// Mirror to a service, resolved when the route is rendered for a waypoint.
     Mirror(MirrorInput),
-    /// Filter of another object, which is resolved when the route is rendered.
+    /// Filter that refers to an object, resolved when the route is rendered for a waypoint.
     Extension(ExtensionInput),
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn mirrors(filters: &[FilterInput]) -> impl Iterator<Item = &MirrorIn
     })
 }
 
-/// Returns the filters that are objects.
+/// Returns the filters that refer to objects.
 pub(crate) fn extensions(filters: &[FilterInput]) -> impl Iterator<Item = &ExtensionInput> {
     filters.iter().filter_map(|filter| match filter {
         FilterInput::Extension(extension) => Some(extension),
@@ -55,7 +55,7 @@ pub(crate) fn extensions(filters: &[FilterInput]) -> impl Iterator<Item = &Exten
 }
 
 impl Reader<'_> {
-    /// Reads the filters of a rule, or of one of its backends. What cannot be done makes the rule unusable.
+    /// Parses the filters of a rule, or of one of its backends. Unsupported filters make the rule unusable.
     pub(crate) fn filters(
         &mut self,
         at: &str,
@@ -91,7 +91,7 @@ impl Reader<'_> {
         Ok(read)
     }
 
-    /// Refuses a redirect together with a rewrite.
+    /// Rejects a redirect together with a rewrite.
     fn check_pair(&mut self, at: &str, filters: &[FilterInput]) {
         let is_any = |of: fn(&HttpFilter) -> bool| {
             let mut filters = filters.iter();
@@ -105,7 +105,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads the timeouts of requests.
+    /// Parses `timeouts` of a rule.
     pub(crate) fn timeouts(
         &mut self,
         at: &str,
@@ -301,7 +301,7 @@ fn hostname(at: &str, text: Option<&str>) -> Result<Option<ArcStr>, FieldError> 
     }
 }
 
-/// Whether a text can be a header's value.
+/// Whether a string is a valid header value.
 fn is_value(text: &str) -> bool {
     text.bytes()
         .all(|byte| byte == b'\t' || (b' '..0x7f).contains(&byte))

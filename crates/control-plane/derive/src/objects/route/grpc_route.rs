@@ -1,4 +1,4 @@
-//! gRPC routes of services. They become routes of HTTP requests: services and methods are paths.
+//! Parsing of GRPCRoutes whose parents are services. They become HTTP routes: service and method are the path.
 
 use ambit_k8s_api::{
     GRPCRoute,
@@ -20,14 +20,14 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Filters of HTTPRoute that GRPCRoute has too.
+/// Filters of HTTPRoute that GRPCRoute also has.
 const FILTERS: [&str; 4] = [
     "RequestHeaderModifier",
     "ResponseHeaderModifier",
     "RequestMirror",
     "ExtensionRef",
 ];
-/// Any one part of a path.
+/// Regular expression of any one path segment.
 const ANY: &str = "[^/]+";
 
 impl RouteObject for GRPCRoute {
@@ -61,7 +61,7 @@ impl RouteObject for GRPCRoute {
         Ok(Rules::Http(read))
     }
 
-    /// Requests are answered with an error.
+    /// Returns a rule that answers all requests with an error.
     fn unusable(&self) -> Rules {
         Rules::Http(vec![RuleInput::unusable()])
     }
@@ -120,7 +120,7 @@ impl Reader<'_> {
         })
     }
 
-    /// The paths of a service and its method.
+    /// Converts a gRPC service and method to a match of the path.
     fn method(
         &mut self,
         from: &GrpcMethodMatch,

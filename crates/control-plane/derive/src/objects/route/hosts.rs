@@ -1,24 +1,25 @@
-//! Hosts that a VirtualService is for, and the proxies that follow it.
+//! Hosts that a VirtualService routes, and the namespaces and proxies that it applies to.
 
 use std::collections::BTreeSet;
 
 use ambit_model::ArcStr;
 
-/// Hosts that a VirtualService is for, and the proxies that follow it.
+/// Hosts that a VirtualService routes, and the namespaces and proxies that it applies to.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct HostScope {
-    /// Full names, in lower case.
+    /// Full host names in lower case.
     pub(crate) hosts: Vec<ArcStr>,
-    /// Namespaces whose waypoints and clients follow it; `None` for all.
+    /// Namespaces whose waypoints and clients the VirtualService applies to (`exportTo`); `None` for all.
     pub(crate) exported: Option<BTreeSet<ArcStr>>,
-    /// Whether it is for clients in the mesh, and not for gateways alone.
+    /// Whether the VirtualService applies to clients in the mesh (the gateway `mesh`), and not to gateways alone.
     pub(crate) is_for_mesh: bool,
-    /// Whether a rule of it matches all requests, so that none is left for others.
+    /// Whether one of the VirtualService's rules matches all requests, so that none falls through to another
+    /// VirtualService.
     pub(crate) has_catch_all: bool,
 }
 
 impl HostScope {
-    /// Hosts whose requests it routes.
+    /// Returns the hosts whose requests the VirtualService routes.
     pub(crate) fn hosts(&self) -> impl Iterator<Item = &ArcStr> {
         self.hosts.iter().filter(|_| self.is_for_mesh)
     }

@@ -1,4 +1,4 @@
-//! HTTP routes of services: where a waypoint sends requests.
+//! Parsing of HTTPRoutes whose parents are services.
 
 use ambit_k8s_api::{HTTPRoute, gateway::ParentReference};
 use serde_json::Value;
@@ -27,7 +27,7 @@ impl RouteObject for HTTPRoute {
         Ok(Rules::Http(rules))
     }
 
-    /// Requests are answered with an error.
+    /// Returns a rule that answers all requests with an error.
     fn unusable(&self) -> Rules {
         Rules::Http(vec![RuleInput::unusable()])
     }

@@ -1,4 +1,4 @@
-//! Routes of every kind as they are stored.
+//! Parsed routes of every kind.
 
 use ambit_k8s_api::{Kind, ObjectKey, gateway::ParentReference};
 use ambit_model::{ArcStr, GatewayName, RouteName};
@@ -8,34 +8,34 @@ use crate::objects::route::{
     stream_rules::StreamInput, unsupported::Unsupported,
 };
 
-/// Service that a route is for.
+/// Service that is a parent of a route.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Parent {
     pub(crate) target: ObjectKey,
-    /// Port of the service; if `None`, the one that the reference names, or all.
+    /// Port of the parent reference; if `None`, the port that the reference's `sectionName` names, or all ports.
     pub(crate) port: Option<u16>,
-    /// Reference as it was written.
+    /// Parent reference as the object has it, for the status.
     pub(crate) reference: ParentReference,
 }
 
-/// A route as the mesh sees it.
+/// Parsed route of any kind.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RouteInput {
     pub(crate) kind: Kind,
     pub(crate) name: RouteName,
     pub(crate) created: String,
     pub(crate) parents: Vec<Parent>,
-    /// Hosts that a VirtualService is for, in the place of parents.
+    /// Hosts of a VirtualService, which has no parents; `None` for other kinds.
     pub(crate) scope: Option<HostScope>,
     pub(crate) rules: Rules,
 }
 
-/// Rules of a route.
+/// Parsed rules of a route.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Rules {
-    /// Rules for requests.
+    /// Rules for HTTP requests.
     Http(Vec<RuleInput>),
-    /// Rules for connections.
+    /// Rules for TCP or TLS connections.
     Stream(StreamInput),
 }
 
@@ -51,7 +51,7 @@ impl Rules {
         http.chain(stream.filter_map(|backend| backend.to.named()))
     }
 
-    /// Returns the objects that filters name.
+    /// Returns the objects that `ExtensionRef` filters name.
     fn extension_targets(&self) -> impl Iterator<Item = &ObjectKey> {
         let http = match self {
             Self::Http(rules) => Some(rules),
@@ -70,7 +70,7 @@ impl Rules {
         http.chain(stream.into_iter().flat_map(StreamInput::backends))
     }
 
-    /// Returns the parts of the rules that are not supported.
+    /// Returns the unsupported parts of the rules.
     pub(crate) fn unsupported(&self) -> Vec<&Unsupported> {
         match self {
             Self::Http(rules) => rules.iter().filter_map(RuleInput::unsupported).collect(),
@@ -80,7 +80,7 @@ impl Rules {
 }
 
 impl RouteInput {
-    /// Returns the backends, and the objects that filters name.
+    /// Returns the objects that the route refers to: its backends, mirrors and `ExtensionRef` filters.
     pub(crate) fn targets(&self) -> impl Iterator<Item = &ObjectKey> {
         let services = self.rules.named().filter_map(|named| match named {
             Named::Object(key) => Some(key),
@@ -89,7 +89,7 @@ impl RouteInput {
         services.chain(self.rules.extension_targets())
     }
 
-    /// Returns the backends of the kind Hostname.
+    /// Returns the hosts of backends and mirrors of the kind `Hostname`.
     pub(crate) fn hosts(&self) -> impl Iterator<Item = &ArcStr> {
         self.rules.named().filter_map(|named| match named {
             Named::Host(host) => Some(host),
@@ -101,7 +101,7 @@ impl RouteInput {
         &self.name.namespace
     }
 
-    /// Returns the rank of the route: where only one can be followed, the smallest is.
+    /// Returns the sort key of the route's precedence: age, then name. The smallest wins a conflict.
     pub(crate) fn age(&self) -> impl Ord + '_ {
         let RouteName {
             kind,
@@ -111,14 +111,14 @@ impl RouteInput {
         (&self.created, namespace, name, kind)
     }
 
-    /// Whether a waypoint follows the route for all clients of a service: those of others than the service's and the
-    /// waypoint's own namespaces are for clients of theirs.
+    /// Whether a waypoint applies the route to all clients of a service (producer route): the route is in the namespace
+    /// of the service or of the waypoint. Other routes are consumer routes, for clients of their own namespace.
     pub(crate) fn is_for_all(&self, target: &ObjectKey, gateway: &GatewayName) -> bool {
         let own = &self.name.namespace;
         *own == target.namespace || *own == gateway.namespace
     }
 
-    /// Returns the namespace of the clients that the route is for, unless it is for all.
+    /// Returns the namespace of the clients that a consumer route is for; `None` for a producer route.
     pub(crate) fn clients(&self, target: &ObjectKey, gateway: &GatewayName) -> Option<ArcStr> {
         (!self.is_for_all(target, gateway)).then(|| self.name.namespace.clone())
     }

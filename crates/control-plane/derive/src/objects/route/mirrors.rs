@@ -1,4 +1,4 @@
-//! Mirrors: services that get copies of requests.
+//! Parsing of request mirrors.
 
 use ambit_k8s_api::gateway::HttpRequestMirror;
 use ambit_model::Share;
@@ -8,7 +8,7 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Mirror of a rule.
+/// Parsed mirror of a rule.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct MirrorInput {
     pub(crate) to: Reference,
@@ -16,7 +16,7 @@ pub(crate) struct MirrorInput {
 }
 
 impl MirrorInput {
-    /// Reads a mirror. A service that cannot be used is noted.
+    /// Parses a mirror. An unusable service is noted.
     pub(crate) fn read(
         from: &HttpRequestMirror,
         namespace: &str,

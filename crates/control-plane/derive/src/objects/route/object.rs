@@ -1,4 +1,4 @@
-//! Reading of routes, whatever their kind.
+//! Parsing that all kinds of routes share.
 
 use ambit_k8s_api::{
     ObjectKey, ObjectMeta, ObjectType, created,
@@ -20,16 +20,16 @@ use crate::{
 
 /// Differences between the kinds of routes.
 pub(crate) trait RouteObject: ObjectType {
-    /// Parents of the route.
+    /// Returns the parent references of the route.
     fn parent_refs(&self) -> &[ParentReference];
 
-    /// Sets the part that can be read of an object that cannot be read as a whole.
+    /// Sets the fields that can be read of a route that cannot be deserialized as a whole.
     fn set_readable(&mut self, parent_refs: Vec<ParentReference>, spec: Option<&Value>);
 
-    /// Reads its rules; what is not supported is noted.
+    /// Parses the rules; unsupported parts are noted.
     fn rules(&self, namespace: &str, notes: &mut Vec<Note>) -> Result<Rules, FieldError>;
 
-    /// In place of rules that cannot be read: nothing that the route might be for is served.
+    /// Returns the rules that replace invalid ones: all traffic that the route may be for is refused.
     fn unusable(&self) -> Rules;
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn read<K: RouteObject>(object: &K) -> Result<Read<RouteInput>, Field
     Ok(Read::of(Some(route(object, parents, rules)), notes))
 }
 
-/// Notes that names of hosts have no effect.
+/// Adds a note that `hostnames` have no effect on routes of services.
 pub(crate) fn note_hostnames(hostnames: &[String], notes: &mut Vec<Note>) {
     if !hostnames.is_empty() {
         let message = "has no effect on routes of services: all requests to the service match";

@@ -1,4 +1,4 @@
-//! Reader of rules for requests, which collects notes and unsupported values.
+//! Parser of rules for HTTP requests, which collects notes and unsupported values.
 
 use std::collections::BTreeMap;
 
@@ -9,16 +9,16 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Most rules of a route, and most matches of all of them together.
+/// Maximum number of rules of a route, and of matches in all its rules.
 const MOST_RULES: usize = 1024;
 const MOST_MATCHES: usize = 8192;
 
-/// Reader of the rules of a route, one after the other.
+/// Parser of the rules of a route, used for one rule after the other.
 pub(crate) struct Reader<'a> {
     pub(crate) notes: &'a mut Vec<Note>,
-    /// First part of the rule that is not supported.
+    /// First unsupported part of the current rule.
     pub(crate) unsupported: Option<Unsupported>,
-    /// Whether prefixes of paths may end within a segment, as in VirtualServices.
+    /// Whether path prefixes match text rather than whole segments, as in VirtualServices.
     pub(crate) has_text_prefixes: bool,
 }
 
@@ -31,7 +31,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A reader of rules in which prefixes of paths may end within a segment.
+    /// Creates a parser whose path prefixes match text rather than whole segments.
     pub(crate) fn of_text_prefixes(notes: &'a mut Vec<Note>) -> Self {
         Self {
             has_text_prefixes: true,
@@ -39,7 +39,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Begins a rule of a route, in which something is not supported whatever its rules are.
+    /// Begins the next rule; `unsupported` is an unsupported part of the route that affects all its rules.
     pub(crate) fn begin(&mut self, unsupported: Option<&Unsupported>) {
         self.unsupported = unsupported.cloned();
     }
@@ -48,7 +48,7 @@ impl<'a> Reader<'a> {
         self.unsupported.take()
     }
 
-    /// Whether a route is small enough to be followed.
+    /// Checks that a route has not too many rules and matches.
     pub(crate) fn check_size(rules: usize, matches: usize) -> Result<(), FieldError> {
         if rules > MOST_RULES || matches > MOST_MATCHES {
             let message = format!(
@@ -63,7 +63,7 @@ impl<'a> Reader<'a> {
         self.refuse(UNSUPPORTED_VALUE, field, what);
     }
 
-    /// Notes a value because of which the rule is not followed: its requests are answered with an error.
+    /// Marks the rule as unusable because of a value, with a note: its requests are answered with an error.
     pub(crate) fn refuse(&mut self, reason: &'static str, field: String, what: &str) {
         let text = arcstr::format!("{field}: {what}");
         self.unsupported.get_or_insert(Unsupported { reason, text });
@@ -77,13 +77,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Adds a note that has no other effect.
+    /// Adds a note without marking the rule as unusable.
     pub(crate) fn remark(&mut self, field: String, message: impl Into<String>) {
         self.notes.push(Note::new(field, message));
     }
 }
 
-/// Whether a text can be a header's name (RFC 9110, section 5.6.2).
+/// Whether a string is an HTTP token (RFC 9110, section 5.6.2), as header names are.
 pub(crate) fn is_token(text: &str) -> bool {
     let is_symbol = |byte: u8| b"!#$%&'*+-.^_`|~".contains(&byte);
     !text.is_empty()

@@ -1,11 +1,11 @@
-//! Names of the services that routes send requests or connections to.
+//! Parsing of references to the services that routes send requests or connections to.
 
 use ambit_k8s_api::{Kind, ObjectKey, gateway, is_dns_name};
 use ambit_model::ArcStr;
 
 use crate::problem::{FieldError, Note};
 
-/// Returns the kind that a reference names, if it is one of services.
+/// Returns the kind of service that group and kind of a reference mean; `None` for other kinds.
 pub(crate) fn service_kind(group: &str, kind: &str) -> Option<Kind> {
     match (group, kind) {
         ("" | "core", "Service") => Some(Kind::Service),
@@ -17,26 +17,26 @@ pub(crate) fn service_kind(group: &str, kind: &str) -> Option<Kind> {
 /// The group of Istio's kinds.
 const ISTIO: &str = "networking.istio.io";
 
-/// Reference to a service that requests or connections go to.
+/// Parsed reference to a service that receives requests or connections.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Reference {
-    /// Name of the service; an error if it cannot be used.
+    /// Service that the reference names; the reason if the reference is invalid.
     pub(crate) target: Result<Named, ArcStr>,
-    /// Port of the service; if `None`, its only one or the one that is called.
+    /// Port of the service; if `None`, the service's only port, or the port that the client called.
     pub(crate) port: Option<u16>,
 }
 
-/// Name of a service.
+/// Name of a service: its object or its host.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Named {
-    /// Key of its object.
+    /// Key of the Service or ServiceEntry.
     Object(ObjectKey),
     /// Host name of the service.
     Host(ArcStr),
 }
 
 impl Reference {
-    /// Reads a reference. One that cannot be used is noted, with the consequence (`otherwise`).
+    /// Parses a reference. An invalid one is noted, with its consequence (`otherwise`).
     pub(crate) fn read(
         from: &gateway::BackendReference,
         namespace: &str,
@@ -72,7 +72,7 @@ impl Reference {
         Ok(Self { target, port })
     }
 
-    /// Reference to a host; an error if it is no name.
+    /// Builds a reference to a host, or an invalid reference with the reason.
     pub(crate) fn to_host(host: Result<ArcStr, ArcStr>, port: Option<u16>) -> Self {
         Self {
             target: host.map(Named::Host),
@@ -80,13 +80,13 @@ impl Reference {
         }
     }
 
-    /// Returns the name of the service, if it can be used.
+    /// Returns the name of the service; `None` if the reference is invalid.
     pub(crate) fn named(&self) -> Option<&Named> {
         self.target.as_ref().ok()
     }
 }
 
-/// Returns the host that a reference names, which has no namespace.
+/// Returns the host of a reference of the kind `Hostname`; a namespace has no effect and is noted.
 fn host_name(
     from: &gateway::BackendReference,
     at: &str,
@@ -104,7 +104,7 @@ fn host_name(
     Ok(Some(Named::Host(name.into())))
 }
 
-/// Returns a number as a port.
+/// Validates a port number.
 pub(crate) fn port(number: i32) -> Result<u16, String> {
     u16::try_from(number)
         .ok()

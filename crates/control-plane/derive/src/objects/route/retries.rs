@@ -1,4 +1,4 @@
-//! When requests are sent again (GEP-1731).
+//! Parsing of `retry` of a rule (GEP-1731).
 
 use ambit_k8s_api::gateway::HttpRouteRetry;
 use ambit_model::HttpRetry;
@@ -8,12 +8,12 @@ use crate::{
     problem::FieldError,
 };
 
-/// Default number of attempts, as in Istio.
+/// Default number of retries, as in Istio.
 const ATTEMPTS: i32 = 2;
-/// How often at most.
+/// Maximum number of retries; a greater number is reduced to it.
 const MOST_ATTEMPTS: u32 = 64;
 
-/// Reads it. What cannot be done makes the rule unusable.
+/// Parses the retry policy. Unsupported values make the rule unusable.
 pub(crate) fn read(
     reader: &mut Reader<'_>,
     at: &str,

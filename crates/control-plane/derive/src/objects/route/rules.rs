@@ -1,6 +1,5 @@
-//! The rules of a route. What is not supported makes its rule unusable, and requests that it matches are
-//! answered with an error; a part that decides which requests those are makes it match as if it were not
-//! there.
+//! Parsing of the rules of HTTPRoutes. An unsupported part makes its rule unusable: requests that the rule matches are
+//! answered with an error. An unsupported match condition is left out, so that the unusable rule matches more.
 
 use std::collections::BTreeSet;
 
@@ -28,12 +27,12 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Rule of a route.
+/// Parsed rule of a route.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct RuleInput {
     pub(crate) name: Option<ArcStr>,
     pub(crate) matches: Vec<HttpRouteMatch>,
-    /// Clients and ports of the matches, in the same order; all without.
+    /// Port and client conditions of `matches`, in the same order; if empty, no match has any.
     pub(crate) scopes: Vec<MatchScope>,
     pub(crate) filters: Vec<FilterInput>,
     pub(crate) backends: Vec<BackendInput>,
@@ -43,17 +42,17 @@ pub(crate) struct RuleInput {
     pub(crate) unsupported: Option<Unsupported>,
 }
 
-/// Conditions of a match on the connection of a request, which only VirtualServices have.
+/// Conditions of a match on port and client, which only VirtualServices have.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct MatchScope {
-    /// Port of the service that is called.
+    /// Port of the service that the client called.
     pub(crate) port: Option<u16>,
     /// Namespace of the client.
     pub(crate) namespace: Option<ArcStr>,
 }
 
 impl RuleInput {
-    /// The only rule of a route that cannot be used.
+    /// Builds the only rule of an invalid route, which answers all requests with an error.
     pub(crate) fn unusable() -> Self {
         Self {
             unsupported: Some(Unsupported {
@@ -64,24 +63,24 @@ impl RuleInput {
         }
     }
 
-    /// The same for other requests.
+    /// Returns the rule with other matches.
     pub(crate) fn with_matches(self, matches: Vec<HttpRouteMatch>) -> Self {
         Self { matches, ..self }
     }
 
-    /// Where requests go.
+    /// Returns the backends of the rule.
     pub(crate) fn backends(&self) -> impl Iterator<Item = &BackendInput> {
         self.backends.iter()
     }
 
-    /// The services that requests go to, or copies of them.
+    /// Returns the services that receive requests or mirrored requests.
     pub(crate) fn named(&self) -> impl Iterator<Item = &Named> {
         let backends = self.backends.iter().map(|backend| &backend.to);
         let mirrors = self.mirrors().map(|mirror| &mirror.to);
         backends.chain(mirrors).filter_map(Reference::named)
     }
 
-    /// The objects that its filters name.
+    /// Returns the objects that `ExtensionRef` filters of the rule and its backends name.
     pub(crate) fn extension_targets(&self) -> impl Iterator<Item = &ObjectKey> {
         self.extensions().map(ExtensionInput::target)
     }
@@ -98,13 +97,13 @@ impl RuleInput {
         filters::mirrors(&self.filters).chain(of_backends)
     }
 
-    /// Part of the rule that is not supported.
+    /// Returns the first unsupported part of the rule.
     pub(crate) fn unsupported(&self) -> Option<&Unsupported> {
         self.unsupported.as_ref()
     }
 }
 
-/// The rules of a route; what is not supported is noted.
+/// Parses the rules of an HTTPRoute; unsupported parts are noted.
 pub(crate) fn read(
     spec: &gateway::HttpRouteSpec,
     namespace: &str,
@@ -141,7 +140,7 @@ pub(crate) fn read(
 }
 
 impl Reader<'_> {
-    /// Checks that the rest of the rule fits its filters.
+    /// Checks that the rest of the rule is compatible with its filters.
     fn check_filters(
         &mut self,
         at: &str,
@@ -222,7 +221,7 @@ impl Reader<'_> {
         })
     }
 
-    /// One match of requests.
+    /// Parses one entry of `matches`.
     pub(crate) fn one_match(
         &mut self,
         from: &gateway::HttpRouteMatch,
@@ -242,7 +241,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Matches of headers, by lower-case name.
+    /// Parses header matches; names become lower case.
     pub(crate) fn header_matches(
         &mut self,
         from: &[HttpNamedMatch],
@@ -285,7 +284,8 @@ impl Reader<'_> {
         })
     }
 
-    /// Waypoints match in linear time and bounded memory, or not at all.
+    /// Checks that waypoints can evaluate a regular expression in linear time and bounded memory; others are
+    /// unsupported.
     pub(crate) fn expression(&mut self, field: &str, pattern: &str) {
         let built = RegexBuilder::new(pattern)
             .size_limit(ambit_model::MAX_EXPRESSION)

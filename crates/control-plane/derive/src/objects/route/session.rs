@@ -1,4 +1,4 @@
-//! `sessionPersistence` of a rule: requests of a client that go to one endpoint.
+//! Parsing of `sessionPersistence` of a rule, which sends the requests of a session to one endpoint.
 
 use ambit_k8s_api::gateway::SessionPersistence;
 use ambit_model::{ArcStr, HttpSession, RouteName, is_reserved_header};
@@ -11,11 +11,11 @@ use crate::{
     problem::FieldError,
 };
 
-/// Longest name, as the API has it.
+/// Maximum length of a session name, as in the Gateway API.
 const MOST_NAME: usize = 128;
 
 impl Reader<'_> {
-    /// Reads it; without a name it gets one by [`name`].
+    /// Parses the field; a session without a name gets one by [`name`].
     pub(crate) fn session(
         &mut self,
         at: &str,
@@ -82,7 +82,7 @@ impl Reader<'_> {
     }
 }
 
-/// Gives a session a name that no other rule has, if it has none.
+/// Names a session without a name, uniquely by its route and rule.
 pub(crate) fn name(session: &mut HttpSession, route: &RouteName, index: usize) {
     if !session.name.is_empty() {
         return;

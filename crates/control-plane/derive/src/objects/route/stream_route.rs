@@ -1,4 +1,4 @@
-//! TCPRoutes and TLSRoutes.
+//! Parsing of TCPRoutes and TLSRoutes.
 
 use ambit_k8s_api::{TCPRoute, TLSRoute, gateway::ParentReference};
 use serde_json::Value;
@@ -71,7 +71,7 @@ impl RouteObject for TLSRoute {
         }))
     }
 
-    /// If not even the names can be read, it is in the way of all.
+    /// Returns rules that refuse connections with the route's server names, or all connections if no name can be read.
     fn unusable(&self) -> Rules {
         let names = &self.spec.hostnames;
         let all_are_known = names.iter().all(|one| server_name(one).is_some());

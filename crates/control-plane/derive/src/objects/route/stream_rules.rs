@@ -1,5 +1,4 @@
-//! What TCPRoute and TLSRoute say: where connections go. What is not supported refuses the connections that the
-//! route is for.
+//! Parsing of the rules of TCPRoutes and TLSRoutes. An unsupported part refuses all connections that the route is for.
 
 use std::collections::BTreeMap;
 
@@ -15,20 +14,20 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Most server names of a route.
+/// Maximum number of `hostnames` of a route.
 pub(crate) const MOST_HOSTNAMES: usize = 1024;
 
-/// Input of a route of connections, as described for the module.
+/// Parsed rules of a TCPRoute or TLSRoute.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct StreamInput {
-    /// Server names in lower case; all if empty.
+    /// Server names (SNI) in lower case; all connections if empty.
     pub(crate) hostnames: Vec<ArcStr>,
     pub(crate) backends: Vec<BackendInput>,
     pub(crate) unsupported: Option<Unsupported>,
 }
 
 impl StreamInput {
-    /// Of a route that cannot be used.
+    /// Returns the rules of an invalid route, which refuse connections with its server names.
     pub(crate) fn unusable(hostnames: &[String]) -> Self {
         Self {
             hostnames: hostnames
@@ -52,7 +51,7 @@ impl StreamInput {
     }
 }
 
-/// A name in lower case, if it is one that clients may ask for, or a wildcard before one.
+/// Returns a valid server name or wildcard (`*.` and a name) in lower case; `None` if it is neither.
 pub(crate) fn server_name(text: &str) -> Option<ArcStr> {
     let name = text.strip_prefix("*.").unwrap_or(text);
     let is_address = name.parse::<std::net::IpAddr>().is_ok();
@@ -61,7 +60,7 @@ pub(crate) fn server_name(text: &str) -> Option<ArcStr> {
     (is_name && !is_address).then(|| text.to_ascii_lowercase().into())
 }
 
-/// Reads the rules of a route.
+/// Parser of the rules of a TCPRoute or TLSRoute.
 pub(crate) struct Reader<'a> {
     notes: &'a mut Vec<Note>,
     unsupported: Option<Unsupported>,
@@ -123,7 +122,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A destination without what only those of requests have.
+/// Converts a backend to the type of HTTP backends, without filters.
 fn as_http(from: &BackendRef) -> HttpBackendRef {
     HttpBackendRef {
         group: from.group.clone(),

@@ -1,14 +1,14 @@
-//! Parts of routes that this mesh does not support.
+//! Values of routes that the Gateway API or Istio defines and this mesh does not support.
 
 use ambit_model::ArcStr;
 
-/// Reason of conditions for values that the API has and this mesh has not.
+/// Reason of status conditions for values that the API defines and this mesh does not support.
 pub(crate) const UNSUPPORTED_VALUE: &str = "UnsupportedValue";
 
-/// Part of a rule that is not supported.
+/// Unsupported part of a rule, because of which the rule refuses its traffic.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Unsupported {
-    /// Reason for a condition.
+    /// Reason of the status condition.
     pub(crate) reason: &'static str,
     pub(crate) text: ArcStr,
 }

@@ -1,4 +1,4 @@
-//! VirtualServices as they are stored: routes of hosts.
+//! Parsing of VirtualServices as routes of hosts.
 
 pub(crate) mod read;
 
@@ -29,7 +29,7 @@ impl Readable for VirtualService {
         read::read(self, config)
     }
 
-    /// Requests to its hosts are refused until it can be read.
+    /// Builds the fail-closed substitute: requests to the VirtualService's hosts are refused until it is valid.
     fn substitute(&self, config: &MeshConfig) -> Option<RouteInput> {
         let scope = read::scope(self, config, &mut Vec::new());
         let is_of_requests = scope.is_for_mesh && !self.spec.http.is_empty();
@@ -50,13 +50,13 @@ impl Readable for VirtualService {
     }
 }
 
-/// Whether a VirtualService is for clients in the mesh.
+/// Whether a VirtualService applies to clients in the mesh.
 pub(crate) fn is_for_mesh(route: &RouteInput) -> bool {
     route.scope.as_ref().is_none_or(|scope| scope.is_for_mesh)
 }
 
 impl RouteInput {
-    /// Whether a waypoint follows the VirtualService for requests to a service.
+    /// Whether a waypoint applies the VirtualService to requests to a service.
     pub(crate) fn is_followed(&self, target: &ObjectKey, gateway: &GatewayName) -> bool {
         let of = match self.is_for_all(target, gateway) {
             true => &gateway.namespace,
@@ -77,7 +77,8 @@ impl RouteInput {
         self.http_rules().iter().flat_map(|rule| &rule.scopes)
     }
 
-    /// Whether its rules differ by the port of the service that is called.
+    /// Whether the rules depend on the port that the client called: by a match condition, or by a destination without a
+    /// port.
     pub(crate) fn depends_on_port(&self) -> bool {
         let backends = self.http_rules().iter().flat_map(RuleInput::backends);
         let mut without_port = backends.filter(|backend| backend.to.port.is_none());

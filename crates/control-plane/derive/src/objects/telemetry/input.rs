@@ -1,15 +1,15 @@
-//! An object as it is understood.
+//! Parsed Telemetry object.
 
 use ambit_k8s_api::ObjectKey;
 
 use crate::objects::telemetry::read::{LogPart, MetricPart, TracingPart};
 
-/// An object as the mesh sees it.
+/// Parsed Telemetry object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TelemetryInput {
     pub(crate) key: ObjectKey,
     pub(crate) created: String,
-    /// Targets of the object; its whole namespace if empty, or the mesh.
+    /// Objects that `targetRefs` name; if empty, the whole namespace, or from the root namespace the whole mesh.
     pub(crate) targets: Vec<ObjectKey>,
     pub(crate) tracing: Vec<TracingPart>,
     pub(crate) logs: Vec<LogPart>,

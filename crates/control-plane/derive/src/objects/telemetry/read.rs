@@ -1,4 +1,4 @@
-//! Validation of a Telemetry: expressions and formats are parsed as waypoints parse them.
+//! Parsing of Telemetry objects: expressions and formats are parsed by the same code as in waypoints.
 
 use ambit_k8s_api::telemetry::{
     AccessLogging, CustomTag, Metrics, MetricsOverride, ProviderRef, Tracing,
@@ -8,24 +8,24 @@ use ambit_observation::{Expression, Format};
 
 use crate::problem::{FieldError, Note};
 
-/// Most tags, and most labels of a metric that are changed.
+/// Maximum number of span tags, and of changed labels of a metric.
 const MAX_TAGS: usize = 64;
 
-/// Tracing settings of an object. A `None` is inherited from a wider level.
+/// Tracing settings of a Telemetry object. A `None` is inherited from a less specific level (namespace, mesh).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct TracingPart {
     pub(crate) providers: Vec<ArcStr>,
-    /// Of ten thousand.
+    /// Number of requests per 10,000 that are traced.
     pub(crate) sampling: Option<u32>,
     pub(crate) is_disabled: Option<bool>,
     pub(crate) tags: Option<Vec<TelemetryTag>>,
     pub(crate) by_request_id: Option<bool>,
     pub(crate) istio_tags: Option<bool>,
-    /// Whether requests are sent on without their trace context.
+    /// Whether requests are forwarded without their trace context.
     pub(crate) is_kept_to_itself: Option<bool>,
 }
 
-/// Access log settings of an object.
+/// Access log settings of a Telemetry object.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct LogPart {
     pub(crate) providers: Vec<ArcStr>,
@@ -33,19 +33,19 @@ pub(crate) struct LogPart {
     pub(crate) filter: Option<ArcStr>,
 }
 
-/// Metric settings of an object.
+/// Metric settings of a Telemetry object.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct MetricPart {
     pub(crate) providers: Vec<ArcStr>,
     pub(crate) overrides: Vec<Override>,
 }
 
-/// A change of some metrics.
+/// Override of some metric families: disabled, or with changed labels.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Override {
     pub(crate) families: Vec<TelemetryFamily>,
     pub(crate) disabled: Option<bool>,
-    /// Without a value the label is left out.
+    /// Labels to set, with the expression of their value; a label with `None` is removed.
     pub(crate) labels: Vec<(ArcStr, Option<ArcStr>)>,
 }
 
@@ -53,7 +53,7 @@ fn providers(of: &[ProviderRef]) -> Vec<ArcStr> {
     of.iter().map(|one| one.name.as_str().into()).collect()
 }
 
-/// Whether a mode concerns waypoints, which stand for servers.
+/// Whether the `mode` of a match applies to waypoints, which report as servers.
 fn concerns(mode: Option<&str>, field: &str, notes: &mut Vec<Note>) -> Result<bool, FieldError> {
     match mode {
         None | Some("" | "CLIENT_AND_SERVER" | "SERVER") => Ok(true),

@@ -1,4 +1,4 @@
-//! The order in which labels and Gateways attach.
+//! Order in which labels and Gateways attach pods and services to waypoints.
 
 use ambit_k8s_api::Kind;
 
@@ -74,7 +74,8 @@ const USE_WP: &str = "istio.io/use-waypoint: wp";
 const USE_NONE: &str = "istio.io/use-waypoint: none";
 const ELSEWHERE: &str = "istio.io/use-waypoint: wp, istio.io/use-waypoint-namespace: bank";
 
-/// A row: what there is, the pod's waypoint, the service's. Waypoints of `shop` by name, others by all their host.
+/// Row of a table: description, objects, expected waypoint of the pod, and of the service. Waypoints of `shop` are
+/// given by name, others by their full host.
 type Row<'a> = (&'a str, Vec<String>, &'a str, &'a str);
 
 fn check(attachment: WaypointAttachment, rows: Vec<Row<'_>>) {
@@ -512,7 +513,8 @@ fn a_gateway_with_the_name_of_an_application_is_nobodys_identity() {
 
 const CANARY: &str = "labels: {istio.io/use-waypoint: wp, istio.io/use-waypoint-canary: wq}, annotations: {istio.io/use-waypoint-canary-weight: '10'}";
 
-/// The waypoints of the service by share, whether the second one receives it, and the condition.
+/// Returns the service's waypoints with their weights, whether the canary receives the service, and the condition
+/// `WaypointBound`.
 fn canary(mesh: &TestMesh) -> (Vec<(String, u32)>, bool, String) {
     let name = "shop/cart.shop.svc.cluster.local";
     let weighted = mesh.services[name].weighted_waypoints.iter();

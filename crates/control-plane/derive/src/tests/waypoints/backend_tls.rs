@@ -47,7 +47,7 @@ fn tls(mesh: &TestMesh) -> DestinationTls {
     DestinationTls::clone(&policy.tls.expect("TLS"))
 }
 
-/// State of a policy: its conditions at the one ancestor.
+/// Returns the status conditions of a BackendTLSPolicy at its single ancestor.
 fn standing(mesh: &TestMesh, name: &str) -> String {
     let key = ObjectKey::new(Kind::BackendTLSPolicy, "shop", name);
     let standing = mesh.index.standing(&key).expect("a standing");
@@ -230,7 +230,7 @@ fn a_policy_that_cannot_be_followed_lets_nothing_pass() {
     }
 }
 
-/// A waypoint of another namespace that no request for the cart comes to.
+/// Returns a waypoint in another namespace, which forwards no requests to the service `cart`.
 fn elsewhere() -> String {
     gateway("far", "").replace("namespace: shop", "namespace: bank")
 }

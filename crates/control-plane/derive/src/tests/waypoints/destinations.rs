@@ -1,4 +1,4 @@
-//! Records of DestinationRules at waypoints, and the rules' conditions.
+//! Records of DestinationRules at waypoints, and the rules' status conditions.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn with(rule: &str) -> TestMesh {
     TestMesh::of(&all(&[SERVICE, CART, &gateway("wp", ""), rule]))
 }
 
-/// The retries of the effective rule, by which rules are distinguished here.
+/// Returns `maxRetries` of the published rule, which differs between the rules of these tests.
 fn published(mesh: &TestMesh) -> Option<u32> {
     let destination = mesh.waypoint_destinations.get(CART_RECORD);
     destination.map(|destination| destination.policy.limits.retries)
@@ -41,7 +41,7 @@ fn policy(traffic_policy: &str) -> (DestinationPolicy, Vec<String>) {
     (policy, mesh.problems())
 }
 
-/// Error of a rule that cannot be used; it has no record.
+/// Returns the problems of an invalid rule, and asserts that it has no record.
 fn refused(traffic_policy: &str) -> String {
     let spec = format!("host: cart, trafficPolicy: {{{traffic_policy}}}");
     let mesh = with(&rule("r", "shop", &spec));

@@ -1,4 +1,4 @@
-//! Gateways of other controllers, which labels name.
+//! Waypoints of other controllers, which labels name.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{AppTunnel, AppTunnelProtocol};
@@ -16,13 +16,13 @@ const AT: &str = "[{type: IPAddress, value: 10.96.0.10}]";
 const IP: &str = "/10.96.0.10";
 const BINDING: &str = "ambient.istio.io/waypoint-inbound-binding";
 
-/// A Gateway `wp` of `shop`, of a class that is not ours.
+/// Returns the Gateway `shop/wp` of another controller's class, with addresses in its status.
 fn foreign(more_metadata: &str, addresses: &str) -> String {
     gateway("wp", more_metadata).replace("istio-waypoint", "other")
         + &format!("status: {{addresses: {addresses}}}\n")
 }
 
-/// State of the Service `cart`, as a sentence.
+/// Returns the message of the condition `WaypointBound` of the Service `cart`.
 fn reported(mesh: &TestMesh) -> String {
     let key = ObjectKey::new(Kind::Service, "shop", "cart");
     let standing = mesh.index.standing(&key).unwrap();

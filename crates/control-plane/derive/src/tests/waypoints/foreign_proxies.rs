@@ -1,4 +1,4 @@
-//! Node proxies of other implementations, which callers without a tunnel pass.
+//! Node proxies of other implementations, which do not enforce that connections come through a waypoint.
 
 use ambit_k8s_api::Kind;
 

@@ -1,5 +1,5 @@
-//! A route has Services of other namespaces as backends only by their grant, regardless of its other parents: a parent
-//! is a backend for requests to it alone.
+//! ReferenceGrants: a route needs one for Services of other namespaces as backends, also if the Service is a parent of
+//! the route, except for requests to that parent.
 
 use super::{routes_and_conditions::backend, *};
 
@@ -8,7 +8,8 @@ const OWN: &str = "{group: '', kind: Service, name: cart}";
 const FOREIGN: &str = "{group: '', kind: Service, name: till, namespace: bank}";
 const OTHER: &str = "{group: '', kind: Service, name: vault, namespace: bank}";
 
-/// The Services `shop/cart`, `bank/till` and `bank/vault`, with a waypoint in each namespace, and a route of `shop`.
+/// Builds a mesh with the Services `shop/cart`, `bank/till` and `bank/vault`, a waypoint in each namespace, and a route
+/// of `shop`.
 fn mesh(kind: &str, parents: &[&str], rule: &str) -> TestMesh {
     let of_bank = |text: String| text.replace("namespace: shop", "namespace: bank");
     let route = format!(
@@ -45,7 +46,7 @@ fn mesh(kind: &str, parents: &[&str], rule: &str) -> TestMesh {
     TestMesh::of(&all(&documents))
 }
 
-/// Where requests to a Service go; `None` where a backend cannot be used.
+/// Returns the backends of requests to a Service; `None` for a backend that cannot be resolved.
 fn backends_of(mesh: &TestMesh, kind: &str, to: &str) -> Vec<Option<String>> {
     let namespace = to.rsplit('.').nth(3).expect("a cluster name");
     let served = &mesh.waypoint_services[&format!("{namespace}/wp {namespace}/{to}")];
@@ -68,7 +69,7 @@ fn backends_of(mesh: &TestMesh, kind: &str, to: &str) -> Vec<Option<String>> {
 const CART_HOST: &str = "cart.shop.svc.cluster.local";
 const TILL_HOST: &str = "till.bank.svc.cluster.local";
 
-/// The forms in which a route names a Service.
+/// Returns backend references to a Service: by its object, and by its host.
 fn forms(service: &str) -> [String; 2] {
     [
         format!("{{name: {service}, namespace: bank, port: PORT}}"),

@@ -1,4 +1,4 @@
-//! Routes that lead to hosts and to ServiceEntries: what they find, what they may lead to, and what makes them look anew.
+//! Routes with hosts and ServiceEntries as backends: resolution, permission, and changes that mark the routes as stale.
 
 use ambit_k8s_api::Kind;
 
@@ -15,14 +15,14 @@ fn entry(namespace: &str, name: &str, spec: &str) -> String {
     )
 }
 
-/// All namespaces see entries that do not say less.
+/// MeshConfig by which ServiceEntries are visible in all namespaces by default.
 const OPEN: &str = "apiVersion: v1
 kind: ConfigMap
 metadata: {name: istio, namespace: istio-system}
 data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
 ";
 
-/// A mesh with a route of `shop` that has one backend.
+/// Builds a mesh with a route of `shop` that has one backend.
 fn leading_to(backend: &str) -> TestMesh {
     let spec = format!("{PARENT}, rules: [{{backendRefs: [{{{backend}, port: 80}}]}}]");
     TestMesh::of(&all(&[
@@ -38,7 +38,7 @@ fn host(name: &str) -> String {
     format!("group: networking.istio.io, kind: Hostname, name: {name}")
 }
 
-/// The resolved backend, or the route's condition.
+/// Returns the resolved backend, or the route's status condition.
 fn backends_of(mesh: &TestMesh) -> String {
     match &routes(mesh)[0].rules[0].backends[0].service {
         Ok(name) => name.to_string(),
@@ -169,7 +169,7 @@ fn values_that_are_no_host_are_reported() {
     }
 }
 
-/// Refusal that a waypoint has for requests to a host.
+/// Returns the reason in a waypoint's record that refuses requests for a host.
 fn refusal(mesh: &TestMesh, waypoint: &str, service: &str) -> Option<String> {
     let record = mesh
         .waypoint_services

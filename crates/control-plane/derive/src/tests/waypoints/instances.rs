@@ -1,4 +1,4 @@
-//! Which pods are a waypoint: those that say so under its account, no others.
+//! Pods of waypoints: only pods with both the Gateway's label and the waypoint's service account.
 
 use ambit_k8s_api::Kind;
 use ambit_model::WorkloadStatus;
@@ -12,7 +12,7 @@ use crate::{
 const OWN_HOST: &str = "shop/wp.shop.svc.cluster.local";
 pub(super) const LABEL: &str = "gateway.networking.k8s.io/gateway-name: wp";
 
-/// A pod of `shop`, ready, with other labels and another account than `cart-1`.
+/// Returns a ready pod of `shop` with other labels and another service account than `cart-1`.
 pub(super) fn pod(name: &str, labels: &str, account: &str, ip: &str) -> String {
     cart(&[
         ("name: cart-1", &format!("name: {name}")),
@@ -29,7 +29,7 @@ pub(super) fn pod(name: &str, labels: &str, account: &str, ip: &str) -> String {
     ])
 }
 
-/// The waypoint's Service, as the controller makes it.
+/// Returns the waypoint's Service, as the controller generates it.
 pub(super) fn own_service() -> String {
     labelled(
         &SERVICE

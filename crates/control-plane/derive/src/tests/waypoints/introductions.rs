@@ -1,4 +1,4 @@
-//! When a waypoint begins to bind.
+//! Time from which a waypoint binds objects: before or after it has been ready.
 
 use ambit_k8s_api::Kind;
 
@@ -12,7 +12,7 @@ const FOR_ALL: &str = ", labels: {istio.io/waypoint-for: all}";
 const USE_A: &str = "istio.io/use-waypoint: a";
 const USE_B: &str = "istio.io/use-waypoint: b";
 
-/// A mesh of these objects that goes by labels alone and binds waypoints when they have been ready.
+/// Builds a mesh with attachment by labels only, whose waypoints bind objects once they have been ready.
 fn mesh(objects: &[&str]) -> TestMesh {
     with(WaypointAttachment::Labels, WaypointBinding::Ready, objects)
 }
@@ -31,7 +31,7 @@ fn with(
     mesh
 }
 
-/// A Gateway for Services and pods, of a UID.
+/// Returns a Gateway for services and workloads, with a UID.
 fn for_all(name: &str, uid: &str) -> String {
     gateway(name, &format!("{FOR_ALL}, uid: {uid}"))
 }
@@ -42,7 +42,7 @@ fn introduced(gateway: &str, is_true: &str) -> String {
     )
 }
 
-/// The pod of a waypoint of `shop`.
+/// Returns a pod of a waypoint in `shop`.
 fn pod_of(gateway: &str, is_ready: bool) -> String {
     let ready = format!(
         "type: Ready, status: \"{}\"",
@@ -114,7 +114,7 @@ fn backend_tls() -> String {
 const ON_SERVICE: &str = "{group: '', kind: Service, name: cart}";
 const ON_GATEWAY: &str = "{group: gateway.networking.k8s.io, kind: Gateway, name: a}";
 
-/// The waypoints of `shop` that the pod and its Service have, by name.
+/// Returns the names of the waypoints that the pod and its Service have.
 fn bound(mesh: &TestMesh) -> (String, String) {
     let short = |name: Option<String>| {
         let name = name.unwrap_or_default();
@@ -185,7 +185,7 @@ fn waypoint_binds_from_its_first_readiness_on() {
     }
 }
 
-/// A copy of the pods' policy `callers`, as `ambit waypoint apply --migrate-policies` writes it, and that policy.
+/// Returns the layer 4 policy `callers`, and its waypoint copy as `ambit waypoint apply --migrate-policies` writes it.
 fn migrated(target: &str) -> [String; 2] {
     let copy = policy("AuthorizationPolicy", target).replace(
         "{name: p, ",
@@ -322,7 +322,7 @@ fn rebound_object_keeps_its_waypoint_until_the_next_is_ready() {
     }
 }
 
-/// The Gateway with the condition that a control plane gives it.
+/// Returns the Gateway with the condition `Replaces` that the control plane computed for it.
 fn with_condition(gateway: &str, mesh: &TestMesh, name: &str) -> String {
     let key = ObjectKey::new(Kind::Gateway, "shop", name);
     let standing = mesh.index.standing(&key).unwrap();

@@ -1,4 +1,4 @@
-//! Records of routes of other kinds than HTTPRoute, and the routes' conditions.
+//! Records of GRPCRoutes, TCPRoutes and TLSRoutes, and the routes' status conditions.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{ArcStr, HttpPathMatch, HttpValueMatch, StreamRoute};
@@ -15,7 +15,7 @@ fn route(kind: Kind, name: &str, age: u32, spec: &str) -> String {
     )
 }
 
-/// A service whose port speaks something, with a waypoint and routes.
+/// Builds a mesh with a service whose port has a protocol, a waypoint, and routes.
 fn mesh(protocol: &str, routes: &[String]) -> TestMesh {
     let service = SERVICE.replace("port: 80", &format!("port: 80, appProtocol: {protocol}"));
     let mut mesh = TestMesh::of(&all(&[&service, CART, &gateway("wp", "")]));

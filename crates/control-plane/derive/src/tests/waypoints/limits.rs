@@ -1,4 +1,4 @@
-//! Records of rate limits at waypoints, and the objects' conditions.
+//! Records of RateLimits at waypoints, and the objects' status conditions.
 
 use std::time::Duration;
 

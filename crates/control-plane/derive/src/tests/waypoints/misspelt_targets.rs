@@ -1,10 +1,11 @@
-//! Objects whose targets are misspelt refuse everything at whatever the targets may mean, or say that they do nothing.
+//! Policies with misspelt targets: they refuse all requests to every object that the targets may mean, or their status
+//! reports that they have no effect.
 
 use ambit_k8s_api::Kind;
 
 use super::*;
 
-/// Kinds of objects that are attached, with the rest of their `spec`.
+/// Kinds of objects that have `targetRefs`, with the rest of a `spec`.
 const OBJECTS: [(Kind, &str, &str); 4] = [
     (
         Kind::AuthorizationPolicy,
@@ -45,7 +46,8 @@ fn mesh((kind, version, spec): (Kind, &str, &str), target: &str) -> TestMesh {
     mesh
 }
 
-/// Services that the object refuses at the waypoint `shop/wp`: all, or these; `None` if it is not there.
+/// Returns whether the object's record at the waypoint `shop/wp` refuses all requests, and which services it refuses;
+/// `None` without a record.
 fn refused(mesh: &TestMesh, kind: Kind) -> Option<(bool, Vec<String>)> {
     let (for_gateway, services, is_refusal) = match kind {
         Kind::AuthorizationPolicy => {

@@ -1,4 +1,4 @@
-//! Records of our own kinds at waypoints, and the conditions of their objects and of the routes that name them.
+//! Records of Ambit's own kinds at waypoints, and the status conditions of their objects and of routes that name them.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{DestinationSubset, FaultStatus, HttpFault, HttpFilter, HttpRouteRule, Share};
@@ -45,7 +45,7 @@ fn aborts(status: u16) -> HttpFilter {
     })
 }
 
-/// The conditions of a route, by type.
+/// Returns the status conditions of a route, by type.
 fn of_route(mesh: &TestMesh, kind: Kind) -> Vec<String> {
     let standing = mesh.index.standing(&ObjectKey::new(kind, "shop", "r"));
     let parts = standing.unwrap().parts.clone();
@@ -55,7 +55,7 @@ fn of_route(mesh: &TestMesh, kind: Kind) -> Vec<String> {
         .collect()
 }
 
-/// The condition of an object of our own kinds.
+/// Returns the status condition of an object of Ambit's own kinds.
 fn of_own(mesh: &TestMesh, kind: Kind, name: &str) -> String {
     let key = ObjectKey::new(kind, "shop", name);
     let [of_kind] = crate::conditions(kind) else {

@@ -1,4 +1,4 @@
-//! Records of plugins at waypoints, and the objects' conditions.
+//! Records of WasmPlugins at waypoints, and the objects' status conditions.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{ExtensionPhase, NamespacedHostname, WaypointExtension};
@@ -302,7 +302,7 @@ fn a_plugin_may_call_what_grants_of_other_namespaces_name() {
     assert_eq!(namespaces, ["istio-system"]);
 }
 
-/// A plugin of the root namespace for all waypoints.
+/// Returns a plugin of the root namespace that targets the class of all waypoints.
 fn objects_of_root() -> String {
     "apiVersion: extensions.istio.io/v1alpha1
 kind: WasmPlugin

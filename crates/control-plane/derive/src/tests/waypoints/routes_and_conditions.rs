@@ -1,4 +1,4 @@
-//! Routes and policies as waypoints get them, and the conditions on their objects.
+//! Records of HTTPRoutes and policies at waypoints, and the objects' status conditions.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{
@@ -283,7 +283,7 @@ fn a_route_of_another_namespace_is_for_its_own_clients() {
     );
 }
 
-/// The first rule of a route with these rules, and the route's condition.
+/// Returns the first rule of an HTTPRoute's record, and the route's status condition.
 fn published(rule: &str) -> (ambit_model::HttpRouteRule, String) {
     let spec = format!("{PARENT}, rules: [{{{rule}}}]");
     let mesh = TestMesh::of(&all(&[
@@ -491,7 +491,7 @@ fn mirrors_cors_and_retries_are_published_as_written() {
     assert_eq!(cors.max_age, 5);
 }
 
-/// A missing mirror is reported, and affects no request.
+/// A mirror that cannot be resolved is reported, and affects no request.
 #[test]
 fn mirror_needs_its_service_and_a_grant() {
     let mirror = |name: &str, namespace: &str| {

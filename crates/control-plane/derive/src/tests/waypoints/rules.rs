@@ -1,4 +1,4 @@
-//! What a pod's node proxy is sent of the layer 7 rules that could concern connections to the pod.
+//! Layer 7 rules in the workload record of a pod, for connections that bypass the pod's waypoint.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{StringMatch, WaypointRule};
@@ -20,7 +20,7 @@ fn rules(mesh: &TestMesh) -> Option<Vec<WaypointRule>> {
     waypoint.and_then(|waypoint| waypoint.rules.clone())
 }
 
-/// The ports at which the pod's services lead to it.
+/// Returns the target ports of the pod's services.
 fn ports_of_service(mesh: &TestMesh) -> Vec<u16> {
     let services = mesh.pod("cart-1").services.values();
     let mut ports: Vec<u16> = services

@@ -1,4 +1,4 @@
-//! Which requests to pods concern what is attached to services.
+//! Scope of policies attached to services: requests to pods' own addresses.
 
 use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_model::PodGrant;

@@ -1,4 +1,4 @@
-//! Records of telemetry at waypoints, and the objects' conditions.
+//! Records of Telemetry objects at waypoints, and the objects' status conditions.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{TelemetryFamily, TelemetryFormat, WaypointTelemetry};

@@ -1,4 +1,4 @@
-//! VirtualServices as waypoints get them: which ones, for whom, with what, and what their conditions report.
+//! Records of VirtualServices at waypoints, by clients and ports, and their status conditions.
 
 use ambit_k8s_api::Kind;
 use ambit_model::{HttpFilter, HttpPathMatch, HttpRetry, HttpRoute, HttpValueMatch, PathChange};
@@ -10,7 +10,7 @@ use super::{
 
 const ITSELF: &str = "http: [{route: [{destination: {host: cart}}]}]";
 
-/// A VirtualService `namespace/name` for the host `cart`.
+/// Returns the manifest of a VirtualService; `key` is `namespace/name`.
 fn service(key: &str, spec: &str) -> String {
     let (namespace, name) = key.split_once('/').unwrap();
     format!(
@@ -39,7 +39,7 @@ fn condition(mesh: &TestMesh, key: &str) -> String {
     })
 }
 
-/// Routes in short: name, clients, ports and names of rules.
+/// Summarizes routes: name, clients, ports and names of rules.
 fn short(routes: &[HttpRoute]) -> Vec<String> {
     let one = |route: &HttpRoute| {
         let rules = route

@@ -1,5 +1,5 @@
-//! Ports on which a route has no effect: because of their protocol, or because of another route. Waypoints decide the
-//! same in their own tables; here it is reported.
+//! Ports on which a route has no effect: because of the port's protocol, or because another route takes precedence.
+//! Waypoints decide the same in their own tables; here it is computed for the status.
 
 use ambit_k8s_api::{Kind, ObjectKey};
 use ambit_model::AppProtocol;
@@ -8,15 +8,15 @@ use crate::{
     kinds::route::conditions::serving::serving, objects::route::input::RouteInput, view::MeshView,
 };
 
-/// Why a route is not followed on a port.
+/// Reason why a route has no effect on a port.
 #[derive(Debug)]
 pub(crate) struct Conflict {
-    /// For a condition.
+    /// Reason of the status condition.
     pub(crate) reason: &'static str,
     pub(crate) text: String,
 }
 
-/// Conflict of a route on a port of a service.
+/// Returns the reason why a route has no effect on a port of a service; `None` if it has.
 pub(crate) fn of(
     view: &MeshView,
     route: &RouteInput,

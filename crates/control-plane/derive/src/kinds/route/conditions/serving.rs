@@ -1,4 +1,4 @@
-//! The waypoints of a service that routes are for.
+//! Waypoints of services that routes apply to.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use ambit_model::{ArcStr, GatewayName};
 
 use crate::view::MeshView;
 
-/// The waypoints of a service.
+/// Returns the waypoints that serve a Service or ServiceEntry.
 pub(crate) fn serving(view: &MeshView, target: &ObjectKey) -> BTreeSet<GatewayName> {
     let of_host = |host: &ArcStr| view.waypoints_serving(target, host);
     match target.kind {

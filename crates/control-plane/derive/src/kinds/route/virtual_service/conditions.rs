@@ -1,4 +1,4 @@
-//! Condition of a VirtualService: the waypoints that follow it, and for which hosts it has no effect.
+//! Status condition of a VirtualService: the waypoints that apply it, and the hosts for which it has no effect.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::{
     view::MeshView,
 };
 
-/// Why a host's requests are not routed by a VirtualService: a reason for the condition, and a text.
+/// Reason why a VirtualService has no effect on a host: `reason` and `message` of the status condition.
 type Obstacle = (&'static str, String);
 
 pub(crate) fn of(view: &MeshView, route: &RouteInput) -> Option<Standing> {
@@ -71,7 +71,7 @@ fn standing(is_true: bool, reason: &'static str, message: String, is_trouble: bo
     }
 }
 
-/// The waypoints that follow a VirtualService for a host, or why none does.
+/// Returns the waypoints that apply a VirtualService to a host, or the reason why none does.
 fn at_host(
     view: &MeshView,
     route: &RouteInput,
@@ -103,7 +103,7 @@ fn at_host(
     Ok(followed)
 }
 
-/// Whether a waypoint follows a VirtualService for a host of a service.
+/// Checks that a waypoint applies a VirtualService to a host of a service; the error is the reason why it does not.
 fn at_waypoint(
     view: &MeshView,
     route: &RouteInput,
@@ -157,7 +157,7 @@ fn at_waypoint(
     }
 }
 
-/// Backends and mirrors that requests to its hosts cannot go to.
+/// Returns the reasons why backends and mirrors of a VirtualService cannot be resolved, without duplicates.
 fn unresolved(view: &MeshView, route: &RouteInput, scope: &HostScope) -> Vec<Unresolved> {
     let mut all = Vec::new();
     for host in scope.hosts() {

@@ -1,4 +1,4 @@
-//! Policies as they are written, and what waypoints get.
+//! Tests of the conversion of AuthorizationPolicies to waypoint policies.
 
 use ambit_model::ServiceAccountMatch;
 use serde_json::{Value, json};

@@ -1,6 +1,6 @@
-//! VirtualServices as routes: the rules come from `ambit_virtual_service`, in the form of HTTPRoutes, and are read as
-//! those are. A field without a counterpart makes its rule unusable, as an unknown filter does there: requests that it
-//! matches without the field are answered with an error.
+//! Conversion of VirtualServices to routes: `ambit_virtual_service` converts their rules to HTTPRoute rules, which are
+//! parsed like those of HTTPRoutes. A field without a counterpart makes its rule unusable, like an unknown filter of an
+//! HTTPRoute: requests that the rule matches without the field are answered with an error.
 
 use ambit_k8s_api::{
     Kind, VirtualService, created,
@@ -37,10 +37,10 @@ use crate::{
     problem::{FieldError, Note},
 };
 
-/// Kinds of rules that waypoints do not follow.
+/// Fields with rules for connections, which have no effect on waypoints.
 const STREAMS: [&str; 2] = ["tcp", "tls"];
 
-/// Reads a VirtualService, and notes fields without an effect.
+/// Parses a VirtualService, and notes fields that have no effect.
 pub(crate) fn read(
     from: &VirtualService,
     config: &MeshConfig,
@@ -81,7 +81,7 @@ pub(crate) fn read(
     Ok(Read::of(Some(route(from, scope, rules)), notes))
 }
 
-/// Hosts and proxies of a VirtualService. Invalid hosts are noted.
+/// Returns the hosts, namespaces and proxies that a VirtualService applies to. Invalid hosts are noted.
 pub(crate) fn scope(
     from: &VirtualService,
     config: &MeshConfig,
@@ -109,7 +109,7 @@ pub(crate) fn scope(
     }
 }
 
-/// The route of a VirtualService.
+/// Builds the route of a VirtualService from its parsed parts.
 pub(crate) fn route(from: &VirtualService, scope: HostScope, rules: Vec<RuleInput>) -> RouteInput {
     let metadata = &from.metadata;
     RouteInput {
@@ -143,7 +143,7 @@ fn is_catch_all(rule: &RuleInput) -> bool {
     rule.matches.is_empty() || rule.matches.iter().zip(&rule.scopes).any(everything)
 }
 
-/// Rules under way.
+/// Context for parsing the rules of one VirtualService.
 struct Work<'a> {
     reader: Reader<'a>,
     namespace: &'a str,
@@ -151,7 +151,7 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// One rule; `None` if it is for gateways alone.
+    /// Parses one rule; `None` if it applies to gateways alone.
     fn rule(&mut self, from: Rule) -> Result<Option<RuleInput>, FieldError> {
         let at = format!("spec.{}", from.at);
         let mut matches = Vec::new();
@@ -260,7 +260,7 @@ impl Work<'_> {
         })
     }
 
-    /// Service of a destination. An invalid host is noted, with its consequence.
+    /// Returns the reference to a destination's service. An invalid host is noted, with its consequence.
     fn reference(&mut self, to: &Target, otherwise: &str) -> Reference {
         let name = full_name(&to.host, self.namespace, &self.config.cluster_domain);
         let host = name.map(ArcStr::from).ok_or_else(|| {
@@ -271,7 +271,7 @@ impl Work<'_> {
         Reference::to_host(host, to.port)
     }
 
-    /// Zero attempts are a policy here: no retry.
+    /// Parses the retry policy. In a VirtualService, zero attempts disable retries.
     fn retry(&mut self, at: &str, from: &HttpRouteRetry) -> Result<HttpRetry, FieldError> {
         if from.attempts == Some(0) {
             return Ok(HttpRetry::default());
@@ -280,7 +280,8 @@ impl Work<'_> {
     }
 }
 
-/// A rewrite of the path replaces the root where a match has no condition on the path, as if it were its prefix.
+/// Sets the path condition `/` on matches without one in a rule that rewrites the path prefix, so that the rewrite
+/// replaces the root.
 fn replace_from_root(rule: &mut RuleInput) {
     let replaces = |filter: &FilterInput| {
         let FilterInput::Known(HttpFilter::Rewrite(rewrite)) = filter else {

@@ -60,7 +60,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Object<'a> {
     }
 }
 
-/// Returns `object` with some members set: appended, and replacing others with their names.
+/// Returns `object` with `members` set: each replaces the member of its name, or is appended.
 ///
 /// # Errors
 /// When `object` is not a JSON object.

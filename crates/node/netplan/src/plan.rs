@@ -1,4 +1,4 @@
-//! From a specification to the rules that implement it, with the reasons for each rule.
+//! Computes the rules that implement a [`RedirectionSpec`], with the reasons for each rule.
 //!
 //! Every hook that sees every packet costs each request several times over, so there are few such
 //! (`raw-output`, `route-output` and the guards), and their first tests accept most packets. Everything
@@ -47,10 +47,10 @@ pub fn plan_capturing(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
     plan_with(spec, WithoutSyn::All)
 }
 
-/// Which packets without SYN the inbound guard accepts.
+/// TCP packets without SYN that the inbound guard accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WithoutSyn {
-    /// Packets of connections seen in both directions.
+    /// Packets of connections that connection tracking has seen in both directions.
     Known,
     /// All packets without the SYN flag.
     All,
@@ -65,8 +65,8 @@ impl WithoutSyn {
     }
 }
 
-/// Returns the rule that identifies a guard without the connection check: that of
-/// [`plan_capturing`], and of earlier agents.
+/// Returns the inbound guard's rule that accepts packets of unknown connections, as in [`plan_capturing`] and in the
+/// rules of earlier agents; it identifies such a guard.
 pub(crate) fn admits_unknown() -> Rule {
     WithoutSyn::All.rule()
 }
@@ -191,7 +191,7 @@ fn ruleset(ipv4: bool, ipv6: bool, chains: Vec<Chain>) -> Ruleset {
     }
 }
 
-/// Restricts every rule to the address family, if only one is enabled.
+/// Restricts every rule to the enabled address family, if only one is enabled.
 fn restrict(rules: Vec<Rule>, families: &[Family]) -> Vec<Rule> {
     let only = match families {
         [one] => Some(*one),
@@ -307,8 +307,8 @@ fn route_output() -> Chain {
     }
 }
 
-/// Marks connections of the proxy to the application, as in `raw_output`, so that replies are identified by the
-/// connection's mark on any socket.
+/// Returns the rule that marks connections from the proxy to the application, as in `raw_output`, so that replies are
+/// identified by the connection's mark on any socket.
 fn mark_spoofed() -> Rule {
     rule(
         [Match::OutLoopback, Match::Mark(marks::SPOOFED)],

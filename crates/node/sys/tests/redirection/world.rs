@@ -1,4 +1,4 @@
-//! A pod and a peer: two anonymous network namespaces joined by a veth pair, removed on drop.
+//! Pod and peer for tests: two anonymous network namespaces joined by a veth pair, removed on drop.
 
 use std::{
     fs::File,

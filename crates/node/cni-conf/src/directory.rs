@@ -24,16 +24,16 @@ const MAX_FILE_BYTES: u64 = 4 * 1024 * 1024;
 pub struct ConfFile {
     /// File name in the directory.
     pub name: String,
-    /// Content of the file, or the error of reading it.
+    /// Text of the file, or the error of reading it.
     pub text: Result<String, String>,
     /// Time since the file was last written.
     pub age: Duration,
 }
 
-/// Primary CNI configuration of the node, which is not Ambit's.
+/// Result of the search for the primary CNI's network configuration, the one in use that is not Ambit's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Primary<'a> {
-    /// Primary configuration in use.
+    /// Primary configuration in use: the file and its contents.
     Found(&'a ConfFile, Network),
     /// Incomplete file that sorts before every usable one, written less than [`SETTLES_WITHIN`] ago.
     Settling(&'a ConfFile, Invalid),

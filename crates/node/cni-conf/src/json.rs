@@ -11,7 +11,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-/// An object's members in their order, each as written.
+/// Members of a JSON object in their order, with the exact bytes of each value.
 #[derive(Debug)]
 pub struct Object<'a>(pub Vec<(String, &'a RawValue)>);
 

@@ -10,13 +10,13 @@ use crate::{
     json::{self, Object},
 };
 
-/// Why a file is not a network configuration. Runtimes skip such files, or stop at them.
+/// Reason why a file is no network configuration. Runtimes skip such files, or stop at them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
     /// Invalid JSON, for instance of a file that is still being written.
     #[error("it is not JSON of the right form: {0}")]
     Json(String),
-    /// Missing name, which every plugin needs.
+    /// Network configuration without `name`, which every plugin needs.
     #[error("it has no network name")]
     NoName,
     /// Empty list of plugins, `plugins`.
@@ -103,7 +103,7 @@ impl Network {
         self.is_marked || self.plugins.iter().all(Plugin::is_ours)
     }
 
-    /// Returns the capabilities that the network's plugins declare.
+    /// Returns the capabilities that any plugin of the network declares.
     pub fn capabilities(&self) -> BTreeSet<String> {
         let all = self.plugins.iter().flat_map(|plugin| &plugin.capabilities);
         all.cloned().collect()
@@ -153,7 +153,7 @@ impl Plugin {
         self.kind == PLUGIN
     }
 
-    /// Returns the plugin's configuration for one call, with these members set.
+    /// Returns the plugin's configuration with `members` added, as it is passed to the plugin for one call.
     ///
     /// # Errors
     /// Never for a configuration that was parsed.

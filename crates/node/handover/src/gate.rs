@@ -12,7 +12,7 @@ use tokio::sync::watch;
 #[derive(Clone, Debug)]
 pub struct Gate(watch::Receiver<bool>);
 
-/// Control that opens and closes a [`Gate`].
+/// Handle that opens and closes a [`Gate`].
 #[derive(Debug)]
 pub struct GateControl(watch::Sender<bool>);
 

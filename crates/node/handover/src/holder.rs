@@ -75,7 +75,7 @@ impl Holder {
         std::iter::once(PollFd::new(&self.listener, PollFlags::IN)).chain(lines)
     }
 
-    /// Returns the time by which [`Self::look`] must be called.
+    /// Returns when queued connections must be reset next, by calling [`Self::look`].
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.refuse
     }
@@ -184,7 +184,7 @@ mod tests {
     struct Supervisor(Link);
 
     impl Supervisor {
-        /// Connects to a holder, and returns the names of the items that it sends.
+        /// Connects to a holder as a supervisor does, and returns the names of the items that it sends.
         fn connect(holder: &mut Holder, path: &Path) -> (Self, Vec<String>) {
             let mut link = Link::new(plain::connect_to(path).unwrap());
             holder.look(Instant::now());

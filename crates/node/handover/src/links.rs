@@ -106,7 +106,8 @@ impl Link {
         }
     }
 
-    /// Returns the events to poll for; none for a broken socket, whose end would be reported repeatedly.
+    /// Returns the socket with the events to poll for; `None` if it is broken, since its end would be reported
+    /// repeatedly.
     pub(crate) fn interest(&self) -> Option<PollFd<'_>> {
         let flags = if self.queue.is_empty() {
             PollFlags::IN

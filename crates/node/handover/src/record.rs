@@ -53,7 +53,7 @@ pub enum Record {
     File(u8),
 }
 
-/// Whether a worker accepts connections.
+/// Command to a worker about accepting connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accept {
     /// Accepts connections at once.
@@ -67,13 +67,13 @@ pub enum Accept {
 /// Error of a record that is malformed, or not valid at this point.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// Record shorter than its header announces.
+    /// Record shorter than its fields require.
     #[error("the record is cut short")]
     Short,
     /// Item name that is not UTF-8.
     #[error("the item's name is not text")]
     Name(#[from] std::str::Utf8Error),
-    /// Missing or unexpected descriptor.
+    /// Record with a descriptor that it must not have, or without the one that it needs.
     #[error("a record came with a descriptor too many or too few")]
     Descriptor,
     /// Descriptor that was sent without a preceding item.
@@ -160,7 +160,7 @@ impl Record {
     }
 }
 
-/// Stored item with its descriptors.
+/// Complete item that a process stores for a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandoverItem<F> {
     /// Metadata for the next worker, opaque to supervisors.

@@ -31,7 +31,7 @@ const MAX_RESTART_DELAY: Duration = Duration::from_millis(500);
 pub(crate) enum Ended {
     /// The worker exited with this code.
     Code(u8),
-    /// This signal killed the worker.
+    /// A signal of this number killed the worker.
     Signal(u8),
 }
 
@@ -109,7 +109,7 @@ enum Holder {
 enum Worker {
     /// Waits for the items of the predecessor or the holder, until this time at the latest.
     Waiting(Instant),
-    /// The worker died; the next one starts at this time.
+    /// Waits until this time to restart the worker, which has died.
     Down(Instant),
     Running {
         since: Instant,

@@ -105,7 +105,7 @@ impl Supervisor {
         self.accept.clone()
     }
 
-    /// Stores an item's descriptors at the supervisor.
+    /// Stores an item at the supervisor: its name, metadata and descriptors.
     pub fn hold(&self, key: &str, about: &[u8], descriptors: &[BorrowedFd<'_>]) {
         let Ok(count) = u16::try_from(descriptors.len()) else {
             tracing::error!(key, "too many descriptors to be held");

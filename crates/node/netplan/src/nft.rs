@@ -51,7 +51,7 @@ pub struct Hook {
 /// nftables set of addresses, or of addresses with ports, each with a comment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
-    /// Type of the members.
+    /// Type of the members' keys.
     pub key: SetKey,
     /// Members of the set, with their comments.
     pub members: BTreeMap<SetMember, String>,
@@ -60,7 +60,7 @@ pub struct Set {
 /// Key type of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetKey {
-    /// The family of the addresses.
+    /// Family of the members' addresses.
     pub family: Family,
     /// Whether members have a TCP port besides the address.
     pub has_port: bool,
@@ -176,7 +176,7 @@ pub enum MetaKey {
     OutIndex,
     /// Name of the input interface.
     InName,
-    /// User that owns the packet's socket.
+    /// UID of the owner of the packet's socket.
     SocketUser,
     /// Address family of the packet (`NFPROTO_*`).
     Family,
@@ -236,7 +236,7 @@ impl PayloadBase {
 /// Property of a connection that can be loaded (`NFT_CT_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CtKey {
-    /// State of the connection.
+    /// State of the connection, such as established.
     State,
     /// Direction of the packet: 0 original, 1 reply.
     Direction,

@@ -22,7 +22,7 @@ impl std::fmt::Display for Family {
     }
 }
 
-/// Position of a chain in the packet's path, in order of traversal.
+/// Kind of a chain: its hook and table, in the order in which packets traverse them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ChainKind {
     /// Arriving packets, before connection tracking (the node's namespace only).
@@ -147,7 +147,7 @@ pub enum Action {
     RestoreMark,
     /// Sets the conntrack zone of the packet, for its connection's original direction only.
     OriginalZone(u16),
-    /// Counts the packet, drops it, and resets its connection (TCP only, and not before routing).
+    /// Counts the packet, drops it, and answers it with a TCP reset (TCP only, and not before routing).
     Refuse,
     /// Counts the packet and drops it.
     Drop,
@@ -160,7 +160,7 @@ pub struct Ruleset {
     pub families: Vec<Family>,
     /// Chains sorted by kind, at most one of each kind, none empty.
     pub chains: Vec<Chain>,
-    /// Whether replies to spoofed sources need [`policy_routing`].
+    /// Whether replies to spoofed sources need the routes of [`policy_routing`].
     pub policy_routing: bool,
 }
 

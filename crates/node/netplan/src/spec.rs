@@ -1,4 +1,4 @@
-//! Desired redirection in a namespace: the inputs of a plan, their defaults and their limits.
+//! Specifications of the desired redirection in a namespace, their defaults and their limits.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -37,7 +37,7 @@ pub enum Backend {
     /// nftables over netlink; if the kernel lacks a feature, iptables' nft variant, then the legacy one.
     #[default]
     Auto,
-    /// Only nftables over netlink.
+    /// nftables over netlink only.
     Nftables,
     /// Only `iptables-nft-restore` and its IPv6 counterpart.
     IptablesNft,
@@ -90,7 +90,7 @@ pub struct RedirectionSpec {
     pub dns_capture: bool,
     /// Whether inbound plaintext is not captured (`ambient.istio.io/bypass-inbound-capture`).
     pub ingress_bypass: bool,
-    /// Interfaces whose arriving TCP counts as outbound (`istio.io/reroute-virtual-interfaces`).
+    /// Interfaces whose arriving TCP connections count as outbound (`istio.io/reroute-virtual-interfaces`).
     pub virtual_interfaces: Vec<String>,
     /// Whether the sockets that an application accepts from the proxy inherit the proxy's mark
     /// (sysctl `tcp_fwmark_accept`), if it can be set: replies are then routed without a second

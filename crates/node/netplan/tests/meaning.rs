@@ -15,7 +15,7 @@ use ambit_netplan::{
 };
 use proptest::prelude::*;
 
-/// Flags of a TCP header.
+/// Combination of TCP flags in a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flags {
     /// SYN without ACK.
@@ -325,7 +325,8 @@ proptest! {
         prop_assert_eq!(through(&plan(&spec).unwrap(), &p), expected(&spec, &p));
     }
 
-    /// Checks that guards also reject connections that conntrack accepted untranslated or translated otherwise.
+    /// Checks that guards refuse openings that connection tracking passed untranslated, or translated to another
+    /// destination than the proxy.
     #[test]
     fn guards_refuse_openings_that_bypass_the_proxy(spec in spec(), p in packet()) {
         let kinds: &[_] = if p.output.is_some() {

@@ -39,7 +39,7 @@ const KIND: u16 = 1;
 /// Index of the loopback interface, equal in every namespace.
 const LOOPBACK: u32 = 1;
 
-/// The interfaces of a pod, loopback aside.
+/// Interfaces of a pod except loopback, by whether the node sees their frames.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Links {
     /// Names of the interfaces on which the node sees every frame.

@@ -102,7 +102,7 @@ pub(crate) fn attrs(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// Returns the attribute of this kind.
+/// Returns the value of the first attribute of this kind.
 pub(crate) fn attr(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     attrs(bytes)
         .find(|(k, _)| *k == kind)

@@ -27,9 +27,9 @@ const MAX_FILE_BYTES: u64 = 256 * 1024;
 /// Method by which a process is attributed to a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Attribution {
-    /// Pod UID in the cgroup path, as kubelet and container runtimes name it.
+    /// By the pod UID in the cgroup's path, as kubelet and container runtimes name it.
     Cgroup,
-    /// Pod UID in an environment variable, for pods that no kubelet started.
+    /// By the pod UID in this environment variable, for pods that no kubelet started.
     Environ(String),
 }
 
@@ -47,7 +47,7 @@ pub struct PodTarget {
 /// Result of a scan of `/proc`.
 #[derive(Debug, Default)]
 pub struct Discovered {
-    /// Namespaces by pod uid.
+    /// Network namespaces that were found, by pod UID.
     pub found: BTreeMap<String, Netns>,
     /// Processes that were attributed to a pod, but are in a namespace that is not the pod's.
     pub rejected: Vec<Rejected>,

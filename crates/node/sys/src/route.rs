@@ -1,4 +1,4 @@
-//! The policy rule and local route that bring replies to spoofed sources back to the proxy.
+//! Adds and removes the policy rule and local route that bring replies to spoofed sources back to the proxy.
 
 use std::io;
 
@@ -34,7 +34,7 @@ pub(crate) struct Routing {
     socket: Socket,
 }
 
-/// Which parts of a [`PolicyRouting`] exist.
+/// Whether the rule and the route of a [`PolicyRouting`] exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Present {
     pub(crate) rule: bool,

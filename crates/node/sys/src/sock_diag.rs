@@ -29,7 +29,7 @@ const MAX_SOCKETS: usize = 100_000;
 /// Set of TCP states whose sockets are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Sockets of established connections.
+    /// Sockets in the state ESTABLISHED.
     Established,
     /// Sockets of connections that can still carry data in at least one direction, including half-closed ones.
     Open,

@@ -86,8 +86,7 @@ pub struct ListenSpec {
 }
 
 impl ListenSpec {
-    /// Returns the specification of a pod's proxy listener on `port`, with the defaults of the
-    /// contract.
+    /// Returns the specification of a pod's proxy listener on `port`, with the defaults of Istio's node proxy.
     pub fn of_pod(port: u16, mark: Option<u32>) -> Self {
         Self {
             port,
@@ -231,8 +230,8 @@ pub fn adopt(listener: std::net::TcpListener, tuning: &Tuning) -> Result<Listeni
 pub struct OutboundSpec {
     /// Packet mark of the socket, `SO_MARK`.
     pub mark: Option<u32>,
-    /// Foreign source address to bind; replies return by the pod's rules for marked connections. Must be of the
-    /// destination's family.
+    /// Source address to bind although it is another host's; replies return by the pod's routes for marked connections.
+    /// Must be of the destination's family.
     pub source: Option<IpAddr>,
     /// Socket options of the connection.
     pub tuning: Tuning,

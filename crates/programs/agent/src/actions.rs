@@ -57,7 +57,7 @@ pub trait Actions: Send + Sync + 'static {
         netns: &Netns,
         probe_ports: &ProbePorts,
     ) -> Result<ClosedConnections, ActionError>;
-    /// Removes redirection, if there is any.
+    /// Removes redirection from a pod, if there is any; connections in the proxy continue.
     ///
     /// # Errors
     /// If a part of the redirection stays.

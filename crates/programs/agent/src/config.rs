@@ -149,7 +149,7 @@ pub enum ConfigError {
     Address {
         /// Server that would listen there, for the message.
         purpose: &'static str,
-        /// Value of the option.
+        /// Text that cannot be parsed.
         value: String,
     },
     /// The node's network namespace cannot be opened.

@@ -19,7 +19,7 @@ pub struct ResponseCode {
 /// Labels of `nodeagent_reconcile_events_total`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct EventType {
-    /// `update` or `delete`, of pods and namespaces.
+    /// Kind of the event: `update` or `delete`.
     pub r#type: &'static str,
 }
 
@@ -28,14 +28,14 @@ pub struct EventType {
 pub struct StepOutcome {
     /// Name of the step, see `Step::name`.
     pub step: &'static str,
-    /// `ok` or `failed`.
+    /// Outcome of the step: `ok` or `failed`.
     pub result: &'static str,
 }
 
 /// Labels of `ambit_agent_earlier_connections_total`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct PreCaptureOutcome {
-    /// `closed` or `failed`.
+    /// Outcome of closing the connection: `closed` or `failed`.
     pub result: &'static str,
 }
 

@@ -138,7 +138,7 @@ pub fn bind(run_dir: &Path) -> io::Result<PluginSocket> {
     })
 }
 
-/// Serves the socket until the drain starts.
+/// Serves the plugin's socket until the drain starts.
 pub async fn run<A: Actions>(
     socket: PluginSocket,
     calls: Calls,

@@ -49,7 +49,7 @@ const PROBE_RULE_ATTEMPTS: (u32, Duration) = (10, Duration::from_secs(2));
 /// follow.
 const UNENROLMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Timeout of the last export of metrics and logs.
+/// Timeout of the last export of metrics and logs before the process ends.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Runs the agent until a signal ends it.
@@ -103,7 +103,8 @@ pub fn run(args: Args) -> Result<(), RunError> {
     })
 }
 
-/// Runs the agent with the given source, actions and status sink. `started` is called once the agent has started.
+/// Runs the agent with this source, these operations on the node, and this status sink. `started` is called once the
+/// agent has started.
 ///
 /// # Errors
 /// As [`run`].

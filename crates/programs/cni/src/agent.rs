@@ -31,13 +31,13 @@ const OUTSIDE_RESPONSE_TIMEOUT: Duration = Duration::from_millis(400);
 /// Initial and maximum delay between two attempts.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 
-/// Pod that is being started.
+/// Pod that is being started, for requests to the agent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pod<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
     pub(crate) uid: &'a str,
-    /// Whether the pod's name is that of a component of the mesh.
+    /// Whether the pod's name is that of a component of the mesh, which must not wait for the agent.
     pub(crate) is_of_mesh: bool,
 }
 

@@ -66,7 +66,7 @@ pub(crate) struct Config {
     pub(crate) pod_namespace: String,
     #[serde(default = "default_wait")]
     pub(crate) agent_wait_seconds: u64,
-    /// Path of a copy of the agent's membership file that survives a reboot.
+    /// Path of the copy of the agent's membership file that survives a reboot.
     #[serde(default)]
     pub(crate) membership: Option<PathBuf>,
     #[serde(default)]

@@ -12,13 +12,13 @@ pub struct Environment {
     pub container_id: String,
     /// Path of the pod's network namespace, `CNI_NETNS`.
     pub netns: String,
-    /// Name of the interface, `CNI_IFNAME`.
+    /// Name of the interface in the pod, `CNI_IFNAME`.
     pub interface: String,
     /// Search path of plugin executables, `CNI_PATH`.
     pub path: String,
     /// Extra arguments, such as the pod's name, `CNI_ARGS`.
     pub args: String,
-    /// Whether the caller is a plugin that this plugin has called.
+    /// Whether this plugin has called the plugin that calls it now.
     pub is_delegated: bool,
 }
 

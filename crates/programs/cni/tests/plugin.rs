@@ -27,7 +27,7 @@ const VERSIONS: [&str; 7] = [
     "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
 ];
 
-/// Request that the agent received.
+/// Request that the scripted agent received.
 #[derive(Clone, Debug)]
 struct ReceivedRequest {
     line: String,

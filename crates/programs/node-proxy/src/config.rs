@@ -1,4 +1,5 @@
-//! Configuration from environment variables: exactly those that Istio's node proxy reads.
+//! Configuration from environment variables: those that Istio's node proxy reads, and Ambit's own with the prefix
+//! `AMBIT_`.
 //!
 //! Every error names its variable. Deviations from Istio are variables with the prefix `AMBIT_`.
 
@@ -67,30 +68,30 @@ pub enum LocalXds {
     Text(String),
 }
 
-/// Configuration of the node proxy.
+/// Configuration of the node proxy, read from environment variables.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Config {
     /// `POD_NAME`, `POD_NAMESPACE`, `SERVICE_ACCOUNT`: name of the proxy's own pod.
     #[serde(flatten, with = "ambit_mesh_json::PodNameForm")]
     pub own: PodName,
-    /// Name of the node (`NODE_NAME`).
+    /// `NODE_NAME`: name of the node.
     pub local_node: ArcStr,
     /// `INSTANCE_IP`: address of the proxy's own pod.
     pub local_ip: Option<IpAddr>,
     /// `HOST_IP`: the node's address, from which kubelet may call pods.
     pub node_ip: Option<IpAddr>,
-    /// Trust domain of the mesh (`TRUST_DOMAIN`).
+    /// `TRUST_DOMAIN`: trust domain of the mesh.
     pub trust_domain: ArcStr,
-    /// Network of the node (`NETWORK`).
+    /// `NETWORK`: network of the node.
     pub network: ArcStr,
-    /// `CLUSTER_ID` or `ISTIO_META_CLUSTER_ID`.
+    /// `CLUSTER_ID` or `ISTIO_META_CLUSTER_ID`: name of the node's cluster.
     pub cluster_id: ArcStr,
-    /// Domain of the cluster (`CLUSTER_DOMAIN`).
+    /// `CLUSTER_DOMAIN`: DNS domain of the cluster.
     pub cluster_domain: ArcStr,
-    /// Namespace whose services win ambiguous host names (`PREFERED_SERVICE_NAMESPACE`).
+    /// `PREFERED_SERVICE_NAMESPACE`: namespace whose service is preferred if several have the same host name.
     pub preferred_service_namespace: Option<ArcStr>,
-    /// Socket of the node agent (`INPOD_UDS`).
+    /// `INPOD_UDS`: path of the node agent's ZDS socket.
     pub inpod_uds: PathBuf,
     /// `INPOD_PORT_REUSE`: whether pods' listeners use `SO_REUSEPORT`.
     pub inpod_port_reuse: bool,
@@ -129,8 +130,8 @@ pub struct Config {
     /// `CONNECTION_TERMINATION_DEADLINE`, `TERMINATION_GRACE_PERIOD_SECONDS`: maximum drain time when the process
     /// terminates.
     pub self_termination_deadline: Duration,
-    /// `AMBIT_UNENROLLED_DRAIN`: maximum time for which connections continue after their pod has
-    /// left the mesh or was deleted. Unset: until they end.
+    /// `AMBIT_UNENROLLED_DRAIN`: maximum time for which connections continue after their pod has left the mesh or was
+    /// deleted. `None`: until they end.
     pub unenrolled_drain: Option<Duration>,
     /// `AMBIT_NETNS_DIR`: directory in which the container runtime binds the pods' network
     /// namespaces.

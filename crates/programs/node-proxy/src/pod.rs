@@ -41,7 +41,7 @@ pub use listeners::{Captured, PodListeners};
 pub struct Proxy {
     /// Configuration from the environment.
     pub config: Arc<Config>,
-    /// State of the mesh.
+    /// State of the mesh: workloads, services and policies.
     pub state: SharedState,
     /// Certificates of the pods.
     pub certificates: Certificates,
@@ -58,7 +58,7 @@ pub struct Pod {
     pub uid: ArcStr,
     /// Network namespace of the pod's sockets.
     pub netns: Netns,
-    /// Whether connections to the application may use the client's address.
+    /// Whether connections to the application may have the client's address as their source.
     pub(crate) preserves_client_address: bool,
     pub(crate) config: Arc<Config>,
     pub(crate) state: SharedState,
@@ -66,7 +66,7 @@ pub struct Pod {
     pub(crate) gate: Gate,
     /// Workload record of the pod in the mesh state.
     pub(crate) local: LocalWorkload,
-    /// Guard that decides to which addresses the pod's connections may be redirected.
+    /// Guard that decides to which addresses the pod's outbound connections may be redirected.
     pub(crate) guard: Guard,
     /// Dialer of the pod's outbound connections.
     pub(crate) dialer: Dialer,
@@ -222,7 +222,7 @@ impl Pod {
         self.dialer.is_near(ip)
     }
 
-    /// Returns a watcher of the drain of the pod's proxy.
+    /// Returns a watcher of the pod's drain.
     pub(crate) fn drain_watcher(&self) -> DrainWatcher {
         self.lifecycle.drain_watcher()
     }

@@ -51,7 +51,7 @@ struct Inner {
 }
 
 impl Served {
-    /// Returns the pods with active listeners.
+    /// Returns the pods whose listeners are open.
     pub fn pods(&self) -> Vec<Arc<Pod>> {
         self.inner
             .lock()
@@ -61,7 +61,7 @@ impl Served {
             .collect()
     }
 
-    /// Returns the pod of a namespace and name, if its listeners are active.
+    /// Returns the pod with this namespace and name, if its listeners are open.
     pub(crate) fn find(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
         let pods = self.pods();
         pods.into_iter()

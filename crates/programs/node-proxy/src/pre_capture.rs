@@ -42,7 +42,7 @@ const CHECK_DELAYS: [Duration; 3] = [
     PROBE_GRACE,
 ];
 
-/// Time after a pod's capture in which a connection from the node may be a probe that began earlier.
+/// Time after a pod's capture in which a connection from the node may be a probe that began before.
 const PROBE_GRACE: Duration = Duration::from_secs(60);
 
 /// Returns the pre-capture connections that are open now, for dumps.

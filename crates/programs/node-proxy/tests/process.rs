@@ -80,7 +80,7 @@ impl Testbed {
     }
 }
 
-/// Supervisor with its worker.
+/// Running supervisor with its worker.
 struct Running {
     supervisor: Child,
 }

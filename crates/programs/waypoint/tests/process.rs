@@ -26,7 +26,7 @@ fn program() -> Command {
     command
 }
 
-/// Supervisor with its worker, in a separate network namespace. The control plane is unavailable.
+/// Running supervisor with its worker, in a separate network namespace. The control plane is unavailable.
 struct Running {
     host: Host,
     supervisor: Child,

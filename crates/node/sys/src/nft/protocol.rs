@@ -23,7 +23,7 @@ pub(crate) enum TableFamily {
     Bridge = 7,
 }
 
-/// Bits by which `nft` shifts the first of two types in a concatenation.
+/// Number of bits by which `nft` shifts the first of two types in a concatenation.
 const CONCATENATION: u32 = 6;
 /// Type number and length in bytes of a port in a concatenation, padded to a register.
 const PORT: (u32, u32) = (13, 4);

@@ -214,7 +214,7 @@ pub(super) fn change_table(
     change_table_of(&mut Nft::open()?, name, &mut desired)
 }
 
-/// Changes a table like [`change_table`], for a table of any family.
+/// Changes a table like [`change_table`], through a connection of any table family.
 pub(super) fn change_table_of(
     nft: &mut Nft,
     name: &str,

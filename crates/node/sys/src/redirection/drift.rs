@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Result of [`apply`](super::apply).
+/// Outcome of [`apply`](super::apply).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Applied {
     /// The rules were as desired; nothing was written.
@@ -19,7 +19,7 @@ pub enum Applied {
 /// Differences between the desired and the current redirection of a namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drift {
-    /// One short phrase a difference, such as "the rules of chain nat-output differ".
+    /// Short description of each difference, such as "the rules of chain nat-output differ".
     pub items: Vec<String>,
     /// Whether the namespace had no rules of Ambit's at all.
     pub nothing_found: bool,

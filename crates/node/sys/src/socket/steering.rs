@@ -21,12 +21,12 @@ use super::create::{SocketError, new_socket};
 /// Maximum ports that are tried; the last one is used whichever worker it selects.
 const MAX_PORT_ATTEMPTS: usize = 64;
 
-/// One of the workers whose listeners share a port.
+/// Proxy worker, by its listener among those that share a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Worker {
-    /// Index of its listener among those of the port, in the order in which they began to listen.
+    /// Index of the worker's listener among those of the port, in the order in which they began to listen.
     pub index: usize,
-    /// Number of workers.
+    /// Number of workers that share the port.
     pub count: usize,
 }
 

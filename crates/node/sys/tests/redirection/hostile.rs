@@ -1,4 +1,4 @@
-//! Whatever packets arrive, the application of a captured pod gets connections only from its proxy, and
+//! Tests that whatever packets arrive, the application of a captured pod gets connections only from its proxy, and
 //! opens connections only through it.
 //!
 //! A generator sends every combination of flags in every wrapping, then random sequences, from a

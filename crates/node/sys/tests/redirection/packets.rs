@@ -15,7 +15,7 @@ const RAW: i32 = 255;
 const TCP: u8 = 6;
 const FRAGMENT: u8 = 44;
 
-/// Encapsulation of a packet on the wire.
+/// Form in which a TCP segment is sent: whole, fragmented or wrapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrapping {
     /// Single packet without fragments or extension headers.

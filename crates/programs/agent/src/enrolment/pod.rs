@@ -66,7 +66,7 @@ pub(super) enum Next<N> {
     Step(Step<N>),
     /// The next step needs the pod's network namespace, which has to be found first.
     NeedNetns,
-    /// No step is due before [`Pod::deadline`].
+    /// No step is due before [`Pod::deadline`], unless an event arrives.
     Wait,
     Settled,
 }
@@ -191,7 +191,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         self.warnings = warnings;
     }
 
-    /// Whether redirection, listeners and probe exemption match `goal`.
+    /// Whether redirection, listeners and probe exemption are as `goal` demands.
     pub(super) fn is_captured(&self, goal: &Goal) -> bool {
         let Goal::In(spec) = goal else { return false };
         self.announced.as_ref() == Some(&self.info())

@@ -9,7 +9,7 @@ use ambit_zds::WorkloadInfo;
 
 use crate::source::Status;
 
-/// Id that matches an outcome to its step.
+/// Id of a started step, by which its outcome is matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StepId(pub(super) u64);
 

@@ -104,7 +104,7 @@ impl Entry {
         )
     }
 
-    /// Returns a configuration with Ambit's plugin alone.
+    /// Returns Ambit's plugin as a network configuration of its own, for the standalone mode.
     pub(super) fn standalone(&self) -> Result<String, serde_json::Error> {
         let mut entry = self.chained();
         if let Some(entry) = entry.as_object_mut() {

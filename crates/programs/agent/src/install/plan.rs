@@ -20,8 +20,8 @@ use ambit_cni_conf::{
 
 use super::{action::Action, entry::Entry, mode::Mode};
 
-/// Time for which Ambit's configuration outlives the primary CNI's. Some CNIs remove theirs while they restart, when
-/// pods wait in the plugin. After that, the node must not appear to have a network.
+/// Time for which Ambit's configuration outlives the primary CNI's: some CNIs remove theirs while they restart, and new
+/// pods then wait in the plugin. After that, Ambit's is removed, since it would make the node appear to have a network.
 pub const GRACE_WITHOUT_PRIMARY: Duration = Duration::from_secs(30);
 
 /// Names of Ambit's own configuration in order of preference: the first that sorts before the primary's is used.
@@ -35,8 +35,8 @@ const NAMES: [&str; 4] = [
 /// Name of Ambit's own configuration in standalone mode.
 const STANDALONE_NAME: &str = "YYY-ambit-cni.conf";
 
-/// Plugins that read configurations from the directory in which they are configured, so that an owned configuration
-/// could call itself.
+/// Plugins that read the directory in which they are configured themselves, so that an owned configuration could make
+/// Ambit's plugin call itself.
 const READS_DIRECTORY: [&str; 3] = ["multus", "multus-shim", "genie"];
 
 /// Desired content of the directory of network configurations.
@@ -223,7 +223,8 @@ fn reads_directory(network: &Network) -> bool {
     kinds.any(|kind| READS_DIRECTORY.contains(&kind))
 }
 
-/// Returns a name for Ambit's own configuration that sorts before the primary's and is unused; `None` if there is none.
+/// Returns a name for Ambit's own configuration that sorts before the primary's and is no foreign file's; `None` if
+/// there is none.
 fn own_name(files: &[ConfFile], desired: &DesiredConfig, primary: &str) -> Option<String> {
     let is_foreign = |name: &str| {
         let there = files.iter().find(|file| file.name == name);

@@ -25,7 +25,7 @@ pub(super) struct ProbedContainer {
 }
 
 impl ProbedContainer {
-    /// Extracts the probe ports of a container.
+    /// Extracts ports, probes and lifecycle hooks from a complete container spec.
     pub(super) fn of(container: &Container) -> Self {
         Self {
             ports: container.ports.clone(),

@@ -31,7 +31,7 @@ pub(super) struct Patch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteOutcome {
     Done,
-    /// The pod no longer exists.
+    /// The pod to annotate no longer exists.
     NoPod,
     Failed,
 }

@@ -17,7 +17,7 @@ use ambit_zds::PodUid;
 
 use crate::source::Status;
 
-/// A directory of status manifests.
+/// Directory of manifests with the status of pods.
 #[derive(Debug)]
 pub struct StatusDir {
     dir: PathBuf,

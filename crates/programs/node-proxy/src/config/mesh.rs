@@ -14,7 +14,7 @@ pub enum MeshConfigError {
     /// The mesh configuration file cannot be read.
     #[error("cannot read {MESH_CONFIG}")]
     Read(#[source] io::Error),
-    /// The YAML is invalid.
+    /// The text is not valid YAML of a proxy configuration.
     #[error("{origin} is not a proxy configuration")]
     Parse {
         /// Origin of the text: `PROXY_CONFIG` or the file.

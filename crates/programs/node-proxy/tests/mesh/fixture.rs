@@ -100,7 +100,7 @@ impl PodHost {
         self.host.netns()
     }
 
-    /// Opens a listener of the pod's application.
+    /// Opens a listening socket of the pod's application.
     pub(crate) fn listen(&self, port: u16) -> TcpListener {
         let any: SocketAddr = if self.ip.is_ipv6() {
             ([0u16; 8], port).into()
@@ -253,7 +253,7 @@ impl Mesh {
     }
 }
 
-/// Reads up to the end of a line.
+/// Reads a line, without its terminator.
 pub(crate) async fn line(stream: &mut TcpStream) -> std::io::Result<String> {
     let mut text = String::new();
     let reading = async {

@@ -44,7 +44,7 @@ pub struct Network {
     pub plugins: Vec<Plugin>,
     /// Whether the configuration is a list rather than a single plugin in the old form.
     pub is_list: bool,
-    /// Whether the configuration has Ambit's mark, [`MARK`](crate::MARK).
+    /// Whether the configuration has Ambit's mark, [`MARK`].
     pub is_marked: bool,
 }
 

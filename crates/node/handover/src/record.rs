@@ -20,7 +20,8 @@ pub const MAX_RECORD_BYTES: usize = 2048;
 /// Message between a supervisor and its worker, another supervisor or a holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// Adds or replaces the item of this name; its descriptors follow in records of their own.
+    /// Adds or replaces the item of this name, a set of descriptors with metadata; the descriptors follow in records of
+    /// their own.
     Item {
         /// Name of the item.
         key: Arc<str>,
@@ -160,7 +161,7 @@ impl Record {
     }
 }
 
-/// Complete item that a process stores for a worker.
+/// Item without its name: descriptors that a supervisor holds for its worker, with metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandoverItem<F> {
     /// Metadata for the next worker, opaque to supervisors.

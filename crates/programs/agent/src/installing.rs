@@ -84,7 +84,7 @@ impl Installing {
         (self, ended, removed)
     }
 
-    /// Reads this node's object; `None` if the installation is disabled or the API server does not respond.
+    /// Reads this node's object; `None` if the installation is disabled or the object cannot be read.
     async fn node(&self) -> Option<Node> {
         let is_off = {
             let stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);

@@ -13,7 +13,8 @@ use super::uninstall::Lookup;
 /// period.
 const TRIES: (u32, Duration) = (3, Duration::from_secs(3));
 
-/// Reads the agent's `DaemonSet` and the node's object, which is returned even if the `DaemonSet` cannot be read.
+/// Reads the agent's `DaemonSet` and the node's object; the latter is also returned if the `DaemonSet` is missing or
+/// access to it is denied.
 pub async fn look_up(
     kubeconfig: Option<&Path>,
     namespace: &str,

@@ -1,4 +1,4 @@
-//! A directory of network configurations, and which of its files a runtime uses.
+//! The directory of CNI network configurations (`/etc/cni/net.d`), and which of its files the container runtime uses.
 //!
 //! Runtimes use the first valid file by name that ends in `.conf`, `.conflist` or `.json`; some
 //! stop at a broken one before it. A recently written broken file is assumed to be still being
@@ -16,35 +16,35 @@ use crate::network::{Invalid, Network};
 /// Time for which an invalid file is assumed to be still being written.
 pub const SETTLES_WITHIN: Duration = Duration::from_secs(2);
 
-/// Maximum size of a file.
+/// Maximum size of a configuration file, in bytes.
 const MAX_FILE_BYTES: u64 = 4 * 1024 * 1024;
 
-/// A file of the directory.
+/// File in the directory of CNI network configurations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfFile {
     /// File name in the directory.
     pub name: String,
-    /// Content of the file, or the error of reading it.
+    /// Text of the file, or the error of reading it.
     pub text: Result<String, String>,
-    /// Time since it was last written.
+    /// Time since the file was last written.
     pub age: Duration,
 }
 
-/// Primary CNI configuration of the node, which is not Ambit's.
+/// Result of the search for the primary CNI's network configuration, the one in use that is not Ambit's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Primary<'a> {
-    /// Primary configuration in use.
+    /// Primary configuration in use: the file and its contents.
     Found(&'a ConfFile, Network),
-    /// Incomplete file that precedes every usable one.
+    /// Incomplete file that sorts before every usable one, written less than [`SETTLES_WITHIN`] ago.
     Settling(&'a ConfFile, Invalid),
     /// File that precedes every usable one and cannot be read here, with the error. The runtime may be able to read
     /// it: a symbolic link may resolve on the node and dangle in the agent's container.
     Unreadable(&'a ConfFile, &'a str),
-    /// No primary configuration exists.
+    /// The directory has no primary configuration.
     None,
 }
 
-/// Whether runtimes read a file of this name.
+/// Whether runtimes read a file of this name, judging by its extension.
 pub fn is_candidate(name: &str) -> bool {
     let extension = name.rsplit_once('.').map(|(_, extension)| extension);
     matches!(extension, Some("conf" | "conflist" | "json"))
@@ -75,7 +75,7 @@ fn stem(name: &str) -> &str {
 }
 
 impl ConfFile {
-    /// Parses the configuration.
+    /// Parses the file as a network configuration.
     ///
     /// # Errors
     /// When a runtime could not use it.
@@ -87,8 +87,7 @@ impl ConfFile {
     }
 }
 
-/// Reads every file a runtime would look at, in the order of their names. A missing directory
-/// counts as empty.
+/// Reads every file that a runtime would look at, sorted by name. A missing directory counts as empty.
 ///
 /// # Errors
 /// When the directory cannot be read.

@@ -1,5 +1,4 @@
-//! Adds and removes Ambit's entry in another owner's list of plugins: appended last, removed
-//! without a trace.
+//! Appends Ambit's plugin to a plugin list that another owner wrote, and removes it again without a trace.
 
 use serde_json::{Value, value::RawValue};
 
@@ -8,8 +7,7 @@ use crate::{
     json::{self, Object},
 };
 
-/// Returns the list with `entry` as its last plugin and no other entry of Ambit's; `None` if
-/// nothing changes.
+/// Returns the plugin list with `entry` as its last plugin and no other plugin of Ambit's; `None` if nothing changes.
 ///
 /// # Errors
 /// When `text` is not a list of plugins.
@@ -33,7 +31,7 @@ pub fn chain(text: &str, entry: &str) -> Result<Option<String>, serde_json::Erro
     Ok(Some(format!("{before},{space}{entry}{after}")))
 }
 
-/// Removes Ambit's entries from the list; `None` if it has none.
+/// Removes Ambit's plugins from the plugin list; `None` if it has none.
 ///
 /// # Errors
 /// When `text` is not a list of plugins.
@@ -64,7 +62,8 @@ pub fn unchain(text: &str) -> Result<Option<String>, serde_json::Error> {
     Ok(Some(result))
 }
 
-/// One plugin in the text; `gap` is the end of the previous one, or the beginning of the list.
+/// Byte range of one plugin in the text of a plugin list; `gap` is the end of the previous plugin, or the beginning of
+/// the list.
 struct Element {
     gap: usize,
     start: usize,
@@ -155,7 +154,7 @@ mod tests {
         "[ \n\t]{0,3}"
     }
 
-    /// Generates a foreign list in any layout, with unknown keys.
+    /// Generates a plugin list without Ambit's plugin, in any layout and with unknown keys.
     fn foreign() -> impl Strategy<Value = String> {
         let value = prop_oneof![
             Just("1.50e+3".to_owned()),

@@ -11,7 +11,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-/// An object's members in their order, each as written.
+/// Members of a JSON object in their order, with the exact bytes of each value.
 #[derive(Debug)]
 pub struct Object<'a>(pub Vec<(String, &'a RawValue)>);
 
@@ -60,7 +60,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Object<'a> {
     }
 }
 
-/// Returns `object` with some members set: appended, and replacing others with their names.
+/// Returns `object` with `members` set: each replaces the member of its name, or is appended.
 ///
 /// # Errors
 /// When `object` is not a JSON object.

@@ -13,9 +13,8 @@ pub mod network;
 pub use directory::{ConfFile, Primary};
 pub use network::{Invalid, Network, Plugin};
 
-/// The plugin's name: its file, and its `type` in configurations.
+/// The plugin's name: that of its executable, and its `type` in network configurations.
 pub const PLUGIN: &str = "ambit-cni";
 
-/// Member that marks the configurations that are entirely Ambit's, not part of the CNI
-/// specification.
+/// Member, not part of the CNI specification, that marks network configurations of which Ambit wrote every byte.
 pub const MARK: &str = "ambit";

@@ -1,4 +1,4 @@
-//! One network configuration: a list of plugins, or a single one in the old form.
+//! One CNI network configuration: a list of plugins (`.conflist`), or a single plugin (`.conf`, the old form).
 
 use std::collections::BTreeSet;
 
@@ -10,16 +10,16 @@ use crate::{
     json::{self, Object},
 };
 
-/// Why a file is not a network configuration. Runtimes skip such files, or stop at them.
+/// Reason why a file is no network configuration. Runtimes skip such files, or stop at them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
     /// Invalid JSON, for instance of a file that is still being written.
     #[error("it is not JSON of the right form: {0}")]
     Json(String),
-    /// Missing name, which every plugin needs.
+    /// Network configuration without `name`, which every plugin needs.
     #[error("it has no network name")]
     NoName,
-    /// Empty list of plugins.
+    /// Empty list of plugins, `plugins`.
     #[error("its list of plugins is missing or empty")]
     NoPlugins,
     /// Plugin without `type`; often a list in a `.conf` file.
@@ -32,30 +32,30 @@ pub enum Invalid {
 pub struct Network {
     /// The network's name; runtimes and plugins key their records by it.
     pub name: String,
-    /// The version of the specification, as stated.
+    /// CNI specification version of the configuration, `cniVersion`.
     pub cni_version: Option<String>,
-    /// Further versions to choose from.
+    /// Further CNI versions that runtimes may choose from, `cniVersions`.
     pub cni_versions: Vec<String>,
-    /// Whether CHECK is not to be called.
+    /// Whether runtimes must not call CHECK (`disableCheck`).
     pub disable_check: bool,
-    /// Whether GC is not to be called.
+    /// Whether runtimes must not call GC (`disableGC`).
     pub disable_gc: bool,
-    /// The plugins in order.
+    /// Plugins in the order in which ADD calls them.
     pub plugins: Vec<Plugin>,
     /// Whether the configuration is a list rather than a single plugin in the old form.
     pub is_list: bool,
-    /// Whether the configuration has Ambit's mark.
+    /// Whether the configuration has Ambit's mark, [`MARK`].
     pub is_marked: bool,
 }
 
-/// One plugin of a network.
+/// Plugin of a network configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plugin {
-    /// The name of its executable.
+    /// Name of the plugin's executable, `type`.
     pub kind: String,
-    /// Capabilities for runtime arguments that the plugin declares.
+    /// Capabilities for runtime arguments that the plugin declares, `capabilities`.
     pub capabilities: BTreeSet<String>,
-    /// Configuration of the plugin as written.
+    /// Configuration of the plugin, byte for byte as in the file.
     pub text: String,
 }
 
@@ -103,14 +103,14 @@ impl Network {
         self.is_marked || self.plugins.iter().all(Plugin::is_ours)
     }
 
-    /// Returns the capabilities that the network's plugins declare.
+    /// Returns the capabilities that any plugin of the network declares.
     pub fn capabilities(&self) -> BTreeSet<String> {
         let all = self.plugins.iter().flat_map(|plugin| &plugin.capabilities);
         all.cloned().collect()
     }
 
-    /// Returns the CNI version for calls of the plugins: the caller's version if the configuration
-    /// offers it, else the newest offered one in `known` (oldest first).
+    /// Returns the CNI version for calls of the plugins: `requested` if the configuration offers it, else the newest
+    /// version that it offers and that `known` (oldest first) contains.
     pub fn version<'a>(&'a self, requested: &'a str, known: &[&str]) -> Option<&'a str> {
         let mut offered: Vec<&str> = self.cni_versions.iter().map(String::as_str).collect();
         offered.extend(self.cni_version.as_deref());
@@ -153,7 +153,7 @@ impl Plugin {
         self.kind == PLUGIN
     }
 
-    /// Returns the plugin's configuration for one call, with these members set.
+    /// Returns the plugin's configuration with `members` added, as it is passed to the plugin for one call.
     ///
     /// # Errors
     /// Never for a configuration that was parsed.
@@ -162,7 +162,7 @@ impl Plugin {
     }
 }
 
-/// Returns a boolean member, also in the old form as text.
+/// Returns the value of a boolean member, which older configurations write as a string.
 fn flag(object: &Object<'_>, key: &str) -> bool {
     #[derive(Deserialize)]
     #[serde(untagged)]

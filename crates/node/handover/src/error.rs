@@ -1,23 +1,23 @@
-//! Errors that end a supervisor.
+//! Errors that end a supervisor process.
 
 use std::{io, path::PathBuf};
 
-/// Error that ends a supervisor.
+/// Fatal error of a supervisor process.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// Signals cannot be followed.
+    /// The signal handlers cannot be installed.
     #[error("cannot follow signals")]
     Signals(#[source] io::Error),
-    /// The socket of the pair is unusable.
+    /// The socket or lock of the pair of supervisors cannot be used.
     #[error("cannot meet the other one of the pair: is {path} writable?")]
     Pair {
-        /// Directory of the socket.
+        /// Path of the pair's socket.
         path: PathBuf,
         /// Cause of the error.
         #[source]
         source: io::Error,
     },
-    /// Waiting for events failed.
+    /// The supervisor's `poll` call failed.
     #[error("cannot wait for events")]
     Wait(#[source] io::Error),
 }

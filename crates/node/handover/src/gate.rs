@@ -1,5 +1,5 @@
-//! Gate before accepting connections. While it is closed, connections wait in the kernel's queues,
-//! or are accepted by another proxy with the same sockets.
+//! Gate that accept loops wait at. While it is closed, connections wait in the kernel's accept queues, or another proxy
+//! with the same sockets accepts them.
 
 use std::{
     future::poll_fn,
@@ -8,11 +8,11 @@ use std::{
 
 use tokio::sync::watch;
 
-/// Gate of accepting tasks; clones share it.
+/// Gate that accept loops wait at; clones share its state.
 #[derive(Clone, Debug)]
 pub struct Gate(watch::Receiver<bool>);
 
-/// Control that opens and closes a [`Gate`].
+/// Handle that opens and closes a [`Gate`].
 #[derive(Debug)]
 pub struct GateControl(watch::Sender<bool>);
 
@@ -50,7 +50,7 @@ impl Gate {
         }
     }
 
-    /// Polls for the next item only while the gate is open, and returns it.
+    /// Polls `next` while the gate is open, and returns its result; pauses while the gate is closed.
     pub async fn pass<T>(&mut self, mut next: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
         loop {
             self.opened().await;

@@ -1,5 +1,4 @@
-//! Holds items for supervisors of another container, so that they survive the death of all
-//! supervisors.
+//! Holds the descriptors of supervisors of another container, so that they survive the death of all supervisors.
 //!
 //! A supervisor that connects receives the stored items. The supervisor that accepts connections
 //! then sends its own items, and owns the stored ones from then on, until another does. Files, and
@@ -24,30 +23,30 @@ use crate::{
     refusal::refuse_waiting,
 };
 
-/// Maximum concurrent supervisors: one serves, some drain.
+/// Maximum concurrent connections from supervisors: one of them serves, the others drain.
 const MAX_LINES: usize = 64;
 
-/// Time for which connections queue while no supervisor runs.
+/// Time for which connections may queue without a supervisor before they are reset.
 const MAX_QUEUE_TIME: Duration = Duration::from_secs(5);
-/// Interval at which queued connections are rejected afterwards.
+/// Interval at which the queues are emptied by resets after [`MAX_QUEUE_TIME`].
 const REFUSE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Holder of items for supervisors of another container, as described for the module.
+/// Stores the items of supervisors of another container, as described for the module.
 #[derive(Debug)]
 pub struct Holder {
     listener: plain::Listener,
     lines: Vec<Line>,
     handover: Handover<Descriptor>,
-    /// Time of the next rejection; `None` while a supervisor runs or nothing is held.
+    /// Time of the next reset of queued connections; `None` while a supervisor runs or no item is stored.
     refuse: Option<Instant>,
-    /// Whether connections are being rejected.
+    /// Whether queued connections are being reset, since no supervisor has connected in time.
     is_refusing: bool,
 }
 
 #[derive(Debug)]
 struct Line {
     link: Link,
-    /// Items that the supervisor has sent so far; they count once all have arrived.
+    /// Items that the supervisor has sent so far; they replace the stored ones once all have arrived.
     incoming: Handover<Descriptor>,
     owns: bool,
     /// Whether the supervisor was superseded and accepts no more connections.
@@ -56,8 +55,8 @@ struct Line {
 }
 
 impl Holder {
-    /// Listens at `path`. Failure is not an error: without the holder, only recovery from the death
-    /// of all supervisors is worse.
+    /// Listens at `path` for supervisors. A failure is only logged: without the holder, the sockets close when all
+    /// supervisors die.
     pub(crate) fn open(path: &Path) -> Option<Self> {
         let listener = plain::Listener::bind(path).inspect_err(|error| {
             tracing::warn!(path = %path.display(), %error, "cannot hold sockets for the node proxy");
@@ -76,12 +75,12 @@ impl Holder {
         std::iter::once(PollFd::new(&self.listener, PollFlags::IN)).chain(lines)
     }
 
-    /// Returns the time by which [`Self::look`] must be called.
+    /// Returns when queued connections must be reset next, by calling [`Self::look`].
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.refuse
     }
 
-    /// Processes everything that has arrived.
+    /// Accepts supervisors, reads their records, and resets queued connections if that is due.
     pub(crate) fn look(&mut self, now: Instant) {
         while let Some(socket) = accepted(Some(&self.listener)) {
             self.connected(socket);
@@ -93,7 +92,8 @@ impl Holder {
         self.refuse(now);
     }
 
-    /// Rejects connections if no supervisor has connected for too long. A connected one accepts them, unless it drains.
+    /// Resets queued connections if no supervisor has been connected for [`MAX_QUEUE_TIME`]. A connected supervisor
+    /// accepts them itself, unless it drains.
     fn refuse(&mut self, now: Instant) {
         let is_served = self.lines.iter().any(|line| !line.drains);
         if is_served || self.handover.is_empty() {
@@ -184,7 +184,7 @@ mod tests {
     struct Supervisor(Link);
 
     impl Supervisor {
-        /// Connects to a holder, and returns the names of the items that it sends.
+        /// Connects to a holder as a supervisor does, and returns the names of the items that it sends.
         fn connect(holder: &mut Holder, path: &Path) -> (Self, Vec<String>) {
             let mut link = Link::new(plain::connect_to(path).unwrap());
             holder.look(Instant::now());

@@ -1,5 +1,5 @@
-//! An unnamed file of entries that outlives this process, since the supervisor holds it. The last
-//! entry of each key counts; their meaning is the caller's.
+//! Append-only file of key-value entries without a name, which outlives this process because the supervisor holds its
+//! descriptor. The last entry of each key counts; the caller defines the contents.
 //!
 //! Entries are only appended, so that a killed process leaves at most the last one incomplete. When
 //! too many entries are obsolete, the current ones are copied into a new file. A journal that
@@ -20,45 +20,45 @@ use zeroize::Zeroizing;
 
 use crate::Supervisor;
 
-/// Size in bytes below which nothing is copied.
+/// File size in bytes below which the journal is not compacted.
 const MIN_COMPACTION_BYTES: u64 = 4 << 20;
 /// Size of one write, in bytes.
 const WRITE_BYTES: usize = 64 << 10;
 /// Maximum length of an entry; a longer one means that the file is corrupt.
 const MAX_ENTRY_BYTES: u64 = 16 << 20;
 
-/// Use of a journal: its number among the files that the supervisor holds, and its storage.
+/// Identity of a journal: its number among the files that the supervisor holds, its name and its storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Purpose {
-    /// Unique among the program's journals; the next worker finds the file by it.
+    /// Number of the journal's file at the supervisor, unique in the program; the next worker finds the file by it.
     pub number: u8,
-    /// Name in logs.
+    /// Name of the journal in log messages.
     pub name: &'static str,
-    /// Storage of the journal.
+    /// Storage of the journal's file.
     pub backing: Backing,
 }
 
-/// Storage of an unnamed file.
+/// Storage of a file without a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
-    /// The directory for temporary files.
+    /// File in the directory for temporary files.
     Disk,
-    /// Memory alone, for secrets.
+    /// File in memory alone (`memfd_create`), for secrets.
     Memory,
 }
 
-/// One entry of a journal.
+/// Key-value entry of a journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Subject of the entry; the meaning is the caller's.
+    /// Type of the entry, defined by the caller.
     pub tag: u8,
-    /// Key of the entry.
+    /// Key of the entry; a later entry with the same key replaces it.
     pub key: Vec<u8>,
-    /// Value; empty if the entry was removed.
+    /// Value of the entry; an empty one marks the key as removed.
     pub value: Zeroizing<Vec<u8>>,
 }
 
-/// File of entries that outlives the process, as described for the module.
+/// Key-value file that outlives the process, as described for the module.
 #[derive(Debug)]
 pub struct Journal {
     purpose: Purpose,
@@ -67,12 +67,12 @@ pub struct Journal {
     file: Option<File>,
     pending: Zeroizing<Vec<u8>>,
     size: u64,
-    /// Size at which live entries are copied to a new file.
+    /// File size in bytes at which the journal is compacted: current entries are copied to a new file.
     limit: u64,
 }
 
 impl Journal {
-    /// Takes over the supervisor's file, or creates and stores a new one.
+    /// Opens the file that the previous worker left at the supervisor, or creates one and stores it there.
     ///
     /// # Errors
     /// When no file can be created.
@@ -111,7 +111,7 @@ impl Journal {
         Ok(entries.into_iter().flatten().map(|(_, _, entry)| entry))
     }
 
-    /// Adds an entry, durable after [`Self::flush`] at the latest.
+    /// Appends an entry to the write buffer, which [`Self::flush`] writes to the file.
     pub fn add(&mut self, tag: u8, key: &[u8], value: &[u8]) {
         if self.file.is_none() {
             return;
@@ -129,7 +129,7 @@ impl Journal {
         }
     }
 
-    /// Writes buffered entries.
+    /// Writes buffered entries to the file.
     pub fn flush(&mut self) {
         let pending = std::mem::take(&mut self.pending);
         let Some(file) = &self.file else { return };
@@ -143,7 +143,7 @@ impl Journal {
         }
     }
 
-    /// Removes all entries.
+    /// Removes all entries from the journal.
     pub fn clear(&mut self) {
         self.pending = Zeroizing::default();
         self.size = 0;
@@ -197,7 +197,7 @@ fn create(backing: Backing) -> io::Result<File> {
     }
 }
 
-/// Encodes the head of an entry: the length of the rest, the tag, the length of the key.
+/// Encodes the header of an entry: length of the rest, tag, length of the key. `None` if the entry is too long.
 fn head(tag: u8, key: &[u8], value: &[u8]) -> Option<[u8; 7]> {
     let [a, b] = u16::try_from(key.len()).ok()?.to_le_bytes();
     let length = u32::try_from(3 + key.len() + value.len()).ok()?;
@@ -205,7 +205,7 @@ fn head(tag: u8, key: &[u8], value: &[u8]) -> Option<[u8; 7]> {
     (u64::from(length) <= MAX_ENTRY_BYTES).then_some([l0, l1, l2, l3, tag, a, b])
 }
 
-/// Iterator over entries with their offsets, up to the first incomplete one.
+/// Iterator over a file's entries with their begin and end offsets, up to the first incomplete entry.
 struct Entries {
     reader: BufReader<FromStart>,
     at: u64,
@@ -257,7 +257,7 @@ impl Iterator for Entries {
     }
 }
 
-/// Reader from the start of a file, independent of the shared position.
+/// Reader that begins at the start of a file, and does not move the offset that other descriptors of the file share.
 struct FromStart {
     file: File,
     at: u64,

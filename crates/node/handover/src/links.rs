@@ -1,4 +1,5 @@
-//! A link to another process: records are sent from a queue, so that a slow reader does not block the supervisor.
+//! Socket to another supervisor, a worker or a holder. Records are sent from a queue, so that a slow reader does not
+//! block the supervisor.
 
 use std::{
     collections::VecDeque,
@@ -15,7 +16,7 @@ use crate::record::{MAX_RECORD_BYTES, Record};
 /// Shared descriptor; it is closed with its last clone.
 pub(crate) type Descriptor = Arc<OwnedFd>;
 
-/// Connection to another process, as described for the module.
+/// Connection to another process with a queue of records to send, as described for the module.
 #[derive(Debug)]
 pub(crate) struct Link {
     socket: OwnedFd,
@@ -23,11 +24,11 @@ pub(crate) struct Link {
     broken: bool,
 }
 
-/// Result of reading from a link.
+/// Result of one nonblocking read from a link.
 #[derive(Debug)]
 pub(crate) enum Received {
     Record(Record, Option<OwnedFd>),
-    /// Nothing has arrived.
+    /// No record is available yet.
     Nothing,
     /// The peer closed the link.
     End,
@@ -47,7 +48,7 @@ impl Link {
         self.flush();
     }
 
-    /// Sends what the socket accepts without blocking.
+    /// Sends queued records until the queue is empty or the socket would block.
     pub(crate) fn flush(&mut self) {
         while let Some((record, fd)) = self.queue.front() {
             match plain::send(&self.socket, record, fd.as_ref().map(|fd| fd.as_fd())) {
@@ -93,7 +94,7 @@ impl Link {
         }
     }
 
-    /// Receives all available records, and whether the peer closed the link after them.
+    /// Receives all available records with their descriptors; true if the peer closed the link after them.
     pub(crate) fn receive_all(&mut self) -> (Vec<(Record, Option<OwnedFd>)>, bool) {
         let mut received = Vec::new();
         loop {
@@ -105,7 +106,8 @@ impl Link {
         }
     }
 
-    /// Returns the events to poll for; none for a broken socket, whose end would be reported repeatedly.
+    /// Returns the socket with the events to poll for; `None` if it is broken, since its end would be reported
+    /// repeatedly.
     pub(crate) fn interest(&self) -> Option<PollFd<'_>> {
         let flags = if self.queue.is_empty() {
             PollFlags::IN

@@ -1,21 +1,19 @@
-//! Sockets by which supervisors find each other.
+//! Paths of the sockets by which supervisors, holders and standbys find each other.
 
 use std::path::{Path, PathBuf};
 
 use ambit_rt::Env;
 
-/// Sockets by which supervisors, holders and standbys find each other; each is optional.
+/// Paths of the sockets by which supervisors, holders and standbys find each other; each is optional.
 #[derive(Clone, Debug, Default)]
 pub struct Meeting {
-    /// Socket at which a successor finds its predecessor, in a directory that both can access.
+    /// Socket at which a successor connects to its predecessor, in a directory that both can access.
     pub handover: Option<PathBuf>,
-    /// Socket of a pair of supervisors, one of which serves, in a directory that only the two can
-    /// access.
+    /// Socket of the active supervisor and its standby, in a directory that only the two can access.
     pub pair: Option<PathBuf>,
-    /// Socket of a process that stores a copy of the items in case no supervisor is left.
+    /// Socket of the holder: a process that stores a copy of the items in case no supervisor is left.
     pub holder: Option<PathBuf>,
-    /// Socket at which this process stores items for other supervisors. Its own worker does not use
-    /// them.
+    /// Socket at which this process is the holder for other supervisors. Its own worker does not use those items.
     pub hold_for_others: Option<PathBuf>,
 }
 

@@ -33,7 +33,7 @@ use crate::{
     waiting::{drain, wait_for},
 };
 
-/// Retry interval of connecting to a missing holder.
+/// Interval of attempts to connect to a holder that does not respond.
 const HOLDER_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Program that is run as the worker: this executable, with other arguments.
@@ -47,7 +47,7 @@ pub struct Program {
     pub meeting: Meeting,
 }
 
-/// Runs until the worker has ended for good; returns its exit code.
+/// Runs the supervisor until its worker has exited for good; returns the exit code.
 ///
 /// # Errors
 /// When the process cannot start.
@@ -69,7 +69,7 @@ pub fn run(program: Program) -> Result<u8, RunError> {
     code
 }
 
-/// Signals as bytes in a pipe.
+/// Read ends of the pipes into which the signal handlers write a byte for each signal.
 #[derive(Debug)]
 struct Signals {
     children: UnixStream,
@@ -98,18 +98,18 @@ struct Process {
     state: State<Descriptor>,
     signals: Signals,
     program: Program,
-    /// Listener for successors.
+    /// Listener at which successors connect, [`Meeting::handover`].
     listener: Option<plain::Listener>,
-    /// Listener for the standby, and the lock that makes this process the active one.
+    /// Listener at which the standby connects, and the file lock that makes this process the active one.
     pair: Option<(plain::Listener, File)>,
     worker: Option<(Pid, Link)>,
     predecessor: Option<Link>,
     successor: Option<Link>,
     standby: Option<Link>,
     holder: Option<Link>,
-    /// Time of the next attempt to connect to a missing holder.
+    /// Time of the next attempt to connect to the holder; `None` while connected, or without a holder.
     look_for_holder: Option<Instant>,
-    /// Holder of items for other containers' supervisors.
+    /// Holder that this process is for supervisors of other containers.
     for_others: Option<Holder>,
     exit: Option<u8>,
 }
@@ -180,7 +180,7 @@ impl Process {
         }
     }
 
-    /// Connects to a holder that has appeared. Returns whether there is one.
+    /// Connects to the holder, and returns whether it responded.
     fn find_holder(&mut self) -> bool {
         let Some(path) = &self.program.meeting.holder else {
             return false;
@@ -202,7 +202,7 @@ impl Process {
             .min()
     }
 
-    /// Waits until something may have happened.
+    /// Blocks until a descriptor is readable, a signal arrives or a deadline passes.
     fn wait(&self) -> io::Result<()> {
         let links = [
             self.worker.as_ref().map(|(_, link)| link),
@@ -229,7 +229,8 @@ impl Process {
         wait_for(&mut fds, timeout.as_ref())
     }
 
-    /// Handles all events. The worker's last messages are read before its death is handled.
+    /// Handles signals, connections and records that have arrived. The worker's last records are read before its death
+    /// is handled.
     fn look(&mut self) {
         self.hear_worker();
         self.receive(
@@ -285,7 +286,7 @@ impl Process {
         }
     }
 
-    /// Receives from a link, and returns whether the peer closed it.
+    /// Receives records from a link, and returns whether the peer closed it.
     fn receive(
         &mut self,
         line: impl Fn(&mut Self) -> &mut Option<Link>,
@@ -306,8 +307,8 @@ impl Process {
         end
     }
 
-    /// Listens again if the file of the socket is gone: a successor that ended may have replaced
-    /// and removed it.
+    /// Listens for successors again if nobody answers at the socket's path: a successor that ended may have replaced
+    /// and removed the file.
     fn listen_again(&mut self) {
         if let Some(path) = self.program.meeting.handover.clone()
             && plain::connect_to(&path).is_err()
@@ -316,7 +317,7 @@ impl Process {
         }
     }
 
-    /// Receives from the worker. The kernel reports the worker's end, not its link.
+    /// Receives records from the worker. Its death is reported by `SIGCHLD`, so the end of the link is ignored.
     fn hear_worker(&mut self) {
         let received = self.worker.as_mut().map(|(_, link)| link.receive_all().0);
         for (record, fd) in received.into_iter().flatten() {
@@ -344,7 +345,7 @@ impl Process {
         }
     }
 
-    /// Reaps every ended process, including orphans, as process 1 of a container must.
+    /// Reaps every exited child process, including adopted orphans, as process 1 of a container must.
     fn reap(&mut self) {
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             if self.worker.as_ref().is_some_and(|(of, _)| *of == pid) {
@@ -421,8 +422,8 @@ fn ended(status: WaitStatus) -> Ended {
     }
 }
 
-/// Starts this executable as the worker, with the link as its standard input. A process group of
-/// its own keeps a terminal's signals from arriving twice.
+/// Starts this executable as the worker, with the link as its standard input. The worker gets its own process group, so
+/// that a terminal's signals reach it only through the supervisor.
 fn start(program: &Program) -> io::Result<(Pid, Link)> {
     let (ours, theirs) = plain::pair()?;
     let name = std::env::args_os().next();

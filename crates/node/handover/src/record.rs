@@ -9,53 +9,52 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Maximum stored items, more than any node has pods, to bound the effect of a broken peer.
+/// Maximum stored items, more than a node has pods, so that a faulty peer cannot exhaust memory.
 const MAX_ITEMS: usize = 8192;
-/// Maximum descriptors of one item.
+/// Maximum number of descriptors that one item may have.
 const MAX_DESCRIPTORS: u16 = 4096;
 
-/// Maximum length of a record, in bytes.
+/// Maximum length of an encoded record, in bytes.
 pub const MAX_RECORD_BYTES: usize = 2048;
 
-/// Message between a supervisor and another process.
+/// Message between a supervisor and its worker, another supervisor or a holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// An item; this many descriptors follow. Replaces an earlier one of that name.
+    /// Adds or replaces the item of this name, a set of descriptors with metadata; the descriptors follow in records of
+    /// their own.
     Item {
         /// Name of the item.
         key: Arc<str>,
-        /// Description for the next worker.
+        /// Metadata for the next worker, opaque to supervisors.
         about: Arc<[u8]>,
-        /// Number of descriptors.
+        /// Number of [`Record::Descriptor`] records that follow.
         descriptors: u16,
     },
-    /// The next descriptor of the item sent last.
+    /// Carries the next descriptor of the item sent last.
     Descriptor,
-    /// Changes the metadata of an item.
+    /// Replaces the metadata of an item.
     About {
         /// Name of the item.
         key: Arc<str>,
-        /// Description for the next worker.
+        /// New metadata for the next worker.
         about: Arc<[u8]>,
     },
-    /// The item must be released.
+    /// Removes the item, which closes its descriptors.
     Release {
         /// Name of the item.
         key: Arc<str>,
     },
-    /// Whether the worker may accept connections. The first such record also marks the end of the
-    /// items.
+    /// Tells a worker whether to accept connections. The first such record also marks the end of the items.
     Accept(Accept),
-    /// The worker has read its configuration and runs.
+    /// Reports that the worker has read its configuration and runs.
     Started,
-    /// The sender accepts the connections of all items that it was sent.
+    /// Reports that the sender now accepts the connections of all items.
     Accepting,
-    /// File that a worker keeps for the next one, by number, with its descriptor. Replaces an
-    /// earlier one.
+    /// Stores or replaces the file of this number for the next worker; its descriptor is attached.
     File(u8),
 }
 
-/// Whether a worker accepts connections.
+/// Command to a worker about accepting connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accept {
     /// Accepts connections at once.
@@ -66,28 +65,28 @@ pub enum Accept {
     Paused,
 }
 
-/// Error of an invalid or misplaced record.
+/// Error of a record that is malformed, or not valid at this point.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// Record shorter than its header announces.
+    /// Record shorter than its fields require.
     #[error("the record is cut short")]
     Short,
-    /// The name of an item.
+    /// Item name that is not UTF-8.
     #[error("the item's name is not text")]
     Name(#[from] std::str::Utf8Error),
-    /// Missing or unexpected descriptor.
+    /// Record with a descriptor that it must not have, or without the one that it needs.
     #[error("a record came with a descriptor too many or too few")]
     Descriptor,
-    /// A descriptor that belongs to no item.
+    /// Descriptor that was sent without a preceding item.
     #[error("a descriptor came that belongs to no item")]
     Stray,
-    /// More items or descriptors than may be held.
+    /// More items, or more descriptors of one item, than the limits allow.
     #[error("more than {MAX_ITEMS} items, or {MAX_DESCRIPTORS} descriptors of one")]
     TooMany,
 }
 
 impl Record {
-    /// Encodes the record.
+    /// Encodes the record for the socket.
     pub fn encode(&self) -> Vec<u8> {
         let item = |tag: u8, key: &str, rest: &[&[u8]]| {
             let length = u16::try_from(key.len()).unwrap_or(u16::MAX);
@@ -117,7 +116,7 @@ impl Record {
         }
     }
 
-    /// Decodes a record; `None` for a kind of a later version.
+    /// Decodes a record; `None` for a kind that this version does not know.
     ///
     /// # Errors
     /// When the bytes are not a record.
@@ -162,16 +161,16 @@ impl Record {
     }
 }
 
-/// Stored item with its descriptors.
+/// Item without its name: descriptors that a supervisor holds for its worker, with metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandoverItem<F> {
-    /// Description for the next worker.
+    /// Metadata for the next worker, opaque to supervisors.
     pub about: Arc<[u8]>,
     /// Descriptors in the order of sending.
     pub descriptors: Vec<F>,
 }
 
-/// Stored items and files.
+/// Items and files that a process stores for a worker.
 #[derive(Debug)]
 pub struct Handover<F> {
     items: BTreeMap<Arc<str>, HandoverItem<F>>,
@@ -179,7 +178,7 @@ pub struct Handover<F> {
     files: BTreeMap<u8, F>,
 }
 
-/// Item with descriptors that are still missing.
+/// Item of which not all descriptors have arrived.
 #[derive(Debug)]
 struct IncompleteItem<F> {
     key: Arc<str>,
@@ -198,7 +197,8 @@ impl<F> Default for Handover<F> {
 }
 
 impl<F> Handover<F> {
-    /// Applies a record with its descriptor. Other records change nothing. Returns the item that it completes.
+    /// Applies a record that adds, changes or removes an item or a file; ignores other records. Returns the name of an
+    /// item whose last descriptor this is.
     ///
     /// # Errors
     /// When the record is unexpected here; stored items stay.
@@ -262,22 +262,22 @@ impl<F> Handover<F> {
         Some(key)
     }
 
-    /// Handles the loss of the sender: incomplete items are dropped.
+    /// Drops the incomplete item, since its sender is gone.
     pub fn interrupted(&mut self) {
         self.coming = None;
     }
 
-    /// Removes and returns a file.
+    /// Removes and returns the file of this number.
     pub fn take_file(&mut self, number: u8) -> Option<F> {
         self.files.remove(&number)
     }
 
-    /// Drops the files.
+    /// Drops all stored files, but no items.
     pub fn forget_files(&mut self) {
         self.files.clear();
     }
 
-    /// Drops all items and files.
+    /// Drops all stored items and files.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
@@ -297,31 +297,31 @@ impl<F> Handover<F> {
         self.items.is_empty()
     }
 
-    /// Returns the items by name.
+    /// Returns the items with their names.
     pub fn into_items(self) -> impl Iterator<Item = (Arc<str>, HandoverItem<F>)> {
         self.items.into_iter()
     }
 }
 
 impl<F: Clone> Handover<F> {
-    /// Returns the files as records that reproduce them in another store.
+    /// Returns the stored files as records that add them to another store.
     fn files(&self) -> impl Iterator<Item = (Record, Option<F>)> {
         let files = self.files.iter();
         files.map(|(number, file)| (Record::File(*number), Some(file.clone())))
     }
 
-    /// Returns all items and files as records.
+    /// Returns all items and files as records that add them to another store.
     pub fn everything(&self) -> impl Iterator<Item = (Record, Option<F>)> {
         self.records().into_iter().chain(self.files())
     }
 
-    /// Returns all items as records that reproduce them in another store.
+    /// Returns all items as records that add them to another store.
     pub fn records(&self) -> Vec<(Record, Option<F>)> {
         let items = self.items.iter();
         items.flat_map(|(key, item)| item.records(key)).collect()
     }
 
-    /// Returns the records of one item; none if it is not stored.
+    /// Returns the records that add this item to another store; none if it is not stored.
     pub fn records_of(&self, key: &str) -> Vec<(Record, Option<F>)> {
         let item = self.items.get_key_value(key);
         item.into_iter()

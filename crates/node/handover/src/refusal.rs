@@ -1,14 +1,14 @@
-//! Rejects connections that no proxy will accept.
+//! Resets connections in the accept queues of sockets that no proxy serves.
 
 use std::{os::fd::AsFd, time::Duration};
 
 use rustix::net::{SocketFlags, accept_with, sockopt};
 
-/// Maximum connections rejected in one pass, to limit its duration.
+/// Maximum connections that are reset in one pass, to limit its duration.
 const MAX_REFUSALS_PER_PASS: usize = 1024;
 
-/// Resets the connections that wait in a socket's queue; returns their number. Ignores descriptors
-/// that are not listening sockets, and sockets that would block.
+/// Accepts and resets the connections in a socket's accept queue; returns their number. Ignores descriptors that are
+/// not listening sockets, and sockets that would block.
 pub(crate) fn refuse_waiting(socket: impl AsFd) -> usize {
     let is_listening = sockopt::socket_acceptconn(&socket).unwrap_or(false);
     let is_nonblocking = rustix::fs::fcntl_getfl(&socket)

@@ -14,25 +14,24 @@ use tokio::time::sleep;
 
 use crate::{Accept, GateControl, Supervisor};
 
-/// Maximum part of its grace period that an old worker reserves for draining; the part is a
-/// quarter.
+/// Upper limit of the drain time, which is a quarter of the old worker's grace period.
 const DRAIN_RESERVE: Duration = Duration::from_secs(5);
-/// Interval of checks whether a terminated worker must keep serving.
+/// Interval at which a terminated worker checks whether it must still serve.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Opens and closes the gate on the supervisor's command.
+/// Opens and closes the gate of the accept loops as the supervisor commands.
 #[derive(Debug)]
 pub struct Turn {
     /// Link to the supervisor, which decides when to accept.
     pub supervisor: Supervisor,
-    /// Gate of the accepting tasks.
+    /// Control of the gate that the accept loops wait at.
     pub gate: GateControl,
     /// Readiness task that completes once connections are accepted.
     pub ready: ReadyTask,
 }
 
 impl Turn {
-    /// Runs for the life of the process. `prepared` returns a future that completes when
+    /// Follows the supervisor's commands for the life of the process. `prepared` returns a future that completes when
     /// connections can be served; it is polled while a predecessor accepts them.
     pub async fn follow<P: Future<Output = ()>>(self, mut prepared: impl FnMut() -> P) {
         let mut accept = self.supervisor.accept();
@@ -63,8 +62,8 @@ impl Turn {
     }
 }
 
-/// Waits until a successor accepts the connections, no work is left, or `limit` minus the drain time has passed.
-/// Returns at once without a supervisor, since no successor can exist.
+/// Waits until a successor accepts the connections, `is_needed` returns false, or `limit` minus the drain time has
+/// passed. Returns at once without a supervisor, since no successor can exist then.
 pub async fn succeeded(supervisor: &Supervisor, limit: Duration, is_needed: impl Fn() -> bool) {
     if !supervisor.is_supervised() {
         return;

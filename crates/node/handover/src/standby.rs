@@ -22,20 +22,20 @@ use crate::{
     waiting::{drain, wait_for},
 };
 
-/// Interval of checks for a process that holds the lock but does not listen yet.
+/// Interval at which a standby retries to connect to a lock owner that does not listen yet.
 const LISTEN_CHECK_INTERVAL: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 5_000_000,
 };
 
-/// State of a process when its turn to serve comes.
+/// Sockets, lock and inherited items of a process that becomes the active one.
 #[derive(Debug)]
 pub(crate) struct Turn {
-    /// Listener for the standby while this process serves.
+    /// Listener at which the next standby connects.
     pub(crate) listener: plain::Listener,
-    /// Items that the other process held when it died; `None` if there was none.
+    /// Items that the previous active process held when it died; `None` if there was none.
     pub(crate) held: Option<Handover<Descriptor>>,
-    /// Lock that is held for the life of the process.
+    /// File lock of the active process, held for the rest of its life.
     pub(crate) lock: File,
 }
 
@@ -45,8 +45,8 @@ enum LinkEnd {
     Terminated,
 }
 
-/// Waits for the lock. `None` when terminated before that. `path`: socket of the pair, in a private
-/// directory.
+/// Waits as a standby until this process gets the lock; `None` if it is terminated before. `path` is the socket of the
+/// pair, in a private directory.
 ///
 /// # Errors
 /// When the directory cannot be used at all.
@@ -95,7 +95,8 @@ fn pause(terminate: &UnixStream) -> io::Result<LinkEnd> {
     })
 }
 
-/// Receives the other supervisor's items. Items of an earlier one stay until all have arrived.
+/// Receives the active supervisor's items into `held`. Items of an earlier supervisor stay until all new ones have
+/// arrived.
 fn follow(
     mut other: Link,
     held: &mut Option<Handover<Descriptor>>,

@@ -15,29 +15,28 @@ use std::time::{Duration, Instant};
 
 use crate::record::{Accept, Handover, Record};
 
-/// Timeout for a predecessor or holder to send its items.
+/// Timeout for a predecessor or a holder to send its items.
 const ITEMS_TIMEOUT: Duration = Duration::from_secs(2);
-/// Run time of a worker after which a crash restarts it at once.
+/// Minimum run time of a worker for an immediate restart after its crash.
 const MIN_STABLE_RUN: Duration = Duration::from_millis(400);
-/// Restart delay after the second of several quick crashes; doubled at each further one.
+/// Restart delay after the second of several quick crashes; it doubles with each further crash.
 const INITIAL_RESTART_DELAY: Duration = Duration::from_millis(10);
-/// Restart delay, reached after several quick crashes, from which on the workers' stored files are suspected as the
-/// cause.
+/// Restart delay from which on the stored files are suspected to cause the crashes, and dropped.
 const SUSPECT_FILES_DELAY: Duration = Duration::from_millis(40);
 /// Maximum restart delay, however often a worker crashes.
 const MAX_RESTART_DELAY: Duration = Duration::from_millis(500);
 
-/// How a worker process ended.
+/// How the worker process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// Exited by itself, with this code.
+    /// The worker exited with this code.
     Code(u8),
-    /// Killed by a signal.
+    /// A signal of this number killed the worker.
     Signal(u8),
 }
 
 impl Ended {
-    /// Exit code of the supervisor for this end, as shells compute it.
+    /// Returns the exit code of the supervisor for this end, with 128 added to signals as in shells.
     fn code(self) -> u8 {
         match self {
             Self::Code(code) => code,
@@ -46,10 +45,10 @@ impl Ended {
     }
 }
 
-/// Input of the state machine.
+/// Event that the state machine of the supervisor handles.
 #[derive(Debug)]
 pub(crate) enum Event<F> {
-    /// Start of the process; whether a predecessor and a holder responded.
+    /// The process started; tells whether a predecessor and a holder responded.
     Begin {
         predecessor: bool,
         holder: bool,
@@ -57,60 +56,60 @@ pub(crate) enum Event<F> {
     FromWorker(Record, Option<F>),
     FromPredecessor(Record, Option<F>),
     PredecessorGone,
-    /// A successor connected, replacing any earlier one.
+    /// A successor connected; it replaces any earlier one.
     Successor,
     FromSuccessor(Record),
     SuccessorGone,
-    /// A standby connected, replacing any earlier one.
+    /// A standby connected; it replaces any earlier one.
     Standby,
     StandbyGone,
-    /// A holder that was missing responds.
+    /// A holder that did not respond before is connected.
     Holder,
     FromHolder(Record, Option<F>),
     HolderGone,
     Ended(Ended),
-    /// The process receives a termination signal.
+    /// The process received a termination signal.
     Terminate,
     Tick,
 }
 
-/// Output of the state machine, to be carried out in order.
+/// Action that the state machine requests; the caller executes actions in order.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Effect<F> {
-    /// Starts a worker; its stored items follow.
+    /// Starts a worker; its stored items follow as [`Effect::ToWorker`].
     Start,
     ToWorker(Record, Option<F>),
     ToPredecessor(Record),
     ToSuccessor(Record, Option<F>),
     ToStandby(Record, Option<F>),
     ToHolder(Record, Option<F>),
-    /// Asks the worker to terminate.
+    /// Sends the worker a termination signal.
     Terminate,
-    /// A worker died; the next one starts after this.
+    /// Logs the death of a worker, and the delay before the next one starts.
     Report {
         ended: Ended,
         wait: Duration,
     },
-    /// A peer's record does not fit the state.
+    /// Logs a record that the peer must not send in this state.
     Odd(String),
     Exit(u8),
 }
 
-/// Another process that only holds.
+/// State of the link to the process that stores a copy of the items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holder {
     Away,
-    /// The holder has items that do not belong, or no longer belong, to this supervisor.
+    /// The holder is connected, but stores another supervisor's items, and is sent no changes.
     Silent,
-    /// The holder is sent every change.
+    /// The holder stores this supervisor's items, and is sent every change.
     Following,
 }
 
 #[derive(Debug)]
 enum Worker {
-    /// Waits until this time for the predecessor or the holder to send its items.
+    /// Waits for the items of the predecessor or the holder, until this time at the latest.
     Waiting(Instant),
-    /// The worker died; the next one starts at this time.
+    /// Waits until this time to restart the worker, which has died.
     Down(Instant),
     Running {
         since: Instant,
@@ -125,23 +124,23 @@ pub(crate) struct State<F> {
     /// Whether a worker has ever started, so that its death is a crash rather than a configuration
     /// error.
     ever_started: bool,
-    /// Restart delay after the next death.
+    /// Delay between the worker's next death and its restart.
     wait: Duration,
-    /// Whether an old proxy exists and accepts the connections.
+    /// Whether a predecessor exists and still accepts the connections.
     predecessor_accepts: bool,
     predecessor: bool,
-    /// Whether a new proxy has taken over the connections.
+    /// Whether a successor has taken over the connections.
     superseded: bool,
     successor: bool,
     standby: bool,
     holder: Holder,
-    /// Whether a worker has accepted connections.
+    /// Whether a worker has reported that it accepts connections.
     accepting: bool,
     ending: bool,
 }
 
 impl<F: Clone> State<F> {
-    /// Creates the state, with the items that a standby took over; `None` if it was no standby.
+    /// Creates the state machine with the items that it took over as a standby; `None` if it was no standby.
     pub(crate) fn new(taken_over: Option<Handover<F>>, now: Instant) -> Self {
         Self {
             // A configuration that started there can start here: ports may be in use for another
@@ -161,7 +160,7 @@ impl<F: Clone> State<F> {
         }
     }
 
-    /// Returns when the next tick is due.
+    /// Returns when the next [`Event::Tick`] is due.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match self.worker {
             Worker::Waiting(at) | Worker::Down(at) => Some(at),
@@ -314,7 +313,8 @@ impl<F: Clone> State<F> {
         }
     }
 
-    /// Receives items stored elsewhere before the worker starts. Returns whether all have arrived.
+    /// Stores an item from the predecessor or the holder, unless the worker has started. Returns whether it was the
+    /// last one.
     fn take_over(&mut self, record: &Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) -> bool {
         // Too late otherwise: the worker has received other items.
         let waiting = matches!(self.worker, Worker::Waiting(_));
@@ -324,7 +324,7 @@ impl<F: Clone> State<F> {
         waiting && matches!(record, Record::Accept(_))
     }
 
-    /// Makes the holder's copy current, if this supervisor accepts the connections.
+    /// Sends all items to the holder if this supervisor accepts the connections and the holder does not follow yet.
     fn send_to_holder(&mut self, effects: &mut Vec<Effect<F>>) {
         if self.holder == Holder::Silent && self.accepting && !self.superseded {
             self.holder = Holder::Following;
@@ -340,13 +340,13 @@ impl<F: Clone> State<F> {
         }
     }
 
-    /// Makes the standby's copy current. Sent only after a worker has started, so that the standby does not retry items
-    /// that crash workers.
+    /// Returns the record that makes the standby's copy valid. Sent only after a worker has started, so that the
+    /// standby does not retry items that crash workers.
     fn standby_complete() -> Effect<F> {
         Effect::ToStandby(Record::Accept(Accept::Paused), None)
     }
 
-    /// Stores a record; complete items that fit are forwarded to the others.
+    /// Applies a record to the stored items and files, and forwards the change to the holder and the standby.
     fn hold(&mut self, record: &Record, fd: Option<F>, effects: &mut Vec<Effect<F>>) {
         let whole = match self.handover.apply(record, fd.clone()) {
             Ok(whole) => whole,
@@ -380,8 +380,8 @@ impl<F: Clone> State<F> {
         }
     }
 
-    /// Accepts connections again once no successor does. A draining worker has closed its sockets
-    /// by now: it stays superseded, whatever happens to its successors.
+    /// Accepts connections again after the successor is gone. A terminating worker has closed its sockets already, so
+    /// the supervisor stays superseded.
     fn unsupersede(&mut self, effects: &mut Vec<Effect<F>>) {
         if self.superseded && !self.ending {
             self.superseded = false;

@@ -21,10 +21,10 @@ const ITEMS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Error of connecting to the supervisor.
 #[derive(Debug, thiserror::Error)]
 pub enum SupervisorError {
-    /// Standard input that is not a supervisor's link.
+    /// Standard input is no socket of a supervisor.
     #[error("standard input is no line to a supervisor: `worker` is not for calling by hand")]
     NoLine(#[source] io::Error),
-    /// The supervisor sent too little or nothing.
+    /// The supervisor did not send all items in time, or closed the link.
     #[error("the supervisor does not send its items")]
     Silent(#[source] io::Error),
     /// Invalid record from the supervisor.
@@ -40,8 +40,8 @@ pub struct Supervisor {
     accept: watch::Receiver<Accept>,
 }
 
-/// Makes the worker end with its supervisor, and sets the process name, which the supervisor has as
-/// well. Must be called before anything else.
+/// Makes the kernel kill this process when its supervisor dies, and sets the process name, which both share. Must be
+/// called before anything else.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -51,7 +51,7 @@ pub fn end_with_supervisor(name: &CStr) -> io::Result<()> {
 }
 
 impl Supervisor {
-    /// Creates a handle without a supervisor.
+    /// Creates a handle for a process without a supervisor.
     pub fn none() -> Self {
         Self {
             link: None,
@@ -59,7 +59,7 @@ impl Supervisor {
         }
     }
 
-    /// Uses standard input as the link, and receives the stored items.
+    /// Connects to the supervisor over standard input, and receives the stored items.
     ///
     /// # Errors
     /// When the supervisor does not send its items in time.
@@ -95,17 +95,17 @@ impl Supervisor {
         }
     }
 
-    /// Whether a supervisor exists, so that a successor may take over.
+    /// Whether the process has a supervisor, so that a successor may take over.
     pub fn is_supervised(&self) -> bool {
         self.link.is_some()
     }
 
-    /// Whether to accept connections; follows the supervisor's commands.
+    /// Returns the supervisor's current command about accepting connections, as a channel that follows its changes.
     pub fn accept(&self) -> watch::Receiver<Accept> {
         self.accept.clone()
     }
 
-    /// Stores an item's descriptors at the supervisor.
+    /// Stores an item at the supervisor: its name, metadata and descriptors.
     pub fn hold(&self, key: &str, about: &[u8], descriptors: &[BorrowedFd<'_>]) {
         let Ok(count) = u16::try_from(descriptors.len()) else {
             tracing::error!(key, "too many descriptors to be held");
@@ -122,28 +122,28 @@ impl Supervisor {
         }
     }
 
-    /// Changes the metadata of an item.
+    /// Replaces the metadata of an item at the supervisor.
     pub fn about(&self, key: &str, about: &[u8]) {
         let (key, about) = (key.into(), about.into());
         self.send(&Record::About { key, about }, None);
     }
 
-    /// Releases an item.
+    /// Removes an item from the supervisor, which closes its descriptors.
     pub fn release(&self, key: &str) {
         self.send(&Record::Release { key: key.into() }, None);
     }
 
-    /// Stores a file for the next worker.
+    /// Stores a file under this number at the supervisor, for the next worker.
     pub fn keep(&self, number: u8, file: impl AsFd) {
         self.send(&Record::File(number), Some(file.as_fd()));
     }
 
-    /// Reports that the configuration is valid; from now on the end of the process is a crash.
+    /// Reports that the configuration is valid; from now on an exit of this process counts as a crash.
     pub fn started(&self) {
         self.send(&Record::Started, None);
     }
 
-    /// Reports that the process accepts connections.
+    /// Reports to the supervisor that the process accepts connections.
     pub fn accepting(&self) {
         self.send(&Record::Accepting, None);
     }

@@ -1,4 +1,4 @@
-//! Waiting for descriptors and for signals, which arrive as bytes in a pipe.
+//! Waits for readable descriptors and for signals, whose handlers write bytes into a pipe.
 
 use std::{
     io::{self, Read as _},
@@ -15,7 +15,7 @@ pub(crate) fn wait_for(fds: &mut [PollFd<'_>], timeout: Option<&Timespec>) -> io
     }
 }
 
-/// Drains a pipe and returns the number of bytes.
+/// Reads all bytes from a signal pipe and returns their number.
 pub(crate) fn drain(mut pipe: &UnixStream) -> usize {
     let mut buffer = [0; 64];
     pipe.read(&mut buffer).unwrap_or(0)

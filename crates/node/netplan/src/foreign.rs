@@ -1,5 +1,5 @@
-//! Redirection of Istio's agent in the namespace of a pod that it has captured, and how to
-//! distinguish it from the rules of others.
+//! Redirection rules of Istio's agent in the namespace of a pod that it has captured, and how to distinguish them from
+//! rules of other programs.
 //!
 //! That agent sets the same rules in one of three ways: iptables' nft variant, its legacy variant
 //! (both with chains of these names in the standard tables), or nftables' tables of its own. Its
@@ -7,18 +7,18 @@
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
-/// Tables of Istio's agent in the family inet.
+/// nftables tables of Istio's agent, of family inet.
 pub const TABLES: [&str; 3] = [
     "istio-ambient-nat",
     "istio-ambient-mangle",
     "istio-ambient-raw",
 ];
 
-/// Chains of the foreign agent in the standard tables.
+/// iptables chains of Istio's agent in the standard tables.
 pub const CHAINS: [&str; 2] = ["ISTIO_PRERT", "ISTIO_OUTPUT"];
 
-/// Standard tables with its chains, the redirecting one first: the order of removal, as for our own
-/// rules.
+/// Standard tables with chains of Istio's agent, in the order of removal, as for our own rules: the redirecting `nat`
+/// first.
 pub const STANDARD_TABLES: [&str; 3] = ["nat", "mangle", "raw"];
 
 /// Whether the chains, as table and name, of one family's standard tables are those of Istio's agent.
@@ -78,7 +78,7 @@ pub fn removal_script(saved: &str) -> Option<String> {
 struct Table<'a> {
     name: &'a str,
     chains: BTreeSet<&'a str>,
-    /// Rules in built-in chains and in chains of others that jump to the agent's.
+    /// Rules outside of the agent's chains that jump to them.
     jumps: Vec<&'a str>,
 }
 

@@ -1,4 +1,5 @@
-//! Rules for `iptables-restore` and `ip6tables-restore`, and how a namespace differs from them.
+//! Rules for `iptables-restore` and `ip6tables-restore`, and the differences between a namespace's rules and the
+//! desired ones.
 //!
 //! Rules are written exactly as `iptables-save` prints them, so that comparing the current with the
 //! desired state is comparing lines. All our rules are in chains of our own, whose names begin with
@@ -19,25 +20,25 @@ use crate::{
 /// The prefix of our chains' names.
 pub const PREFIX: &str = "AMBIT_";
 
-/// Table and name of one of our chains. Tables sort in the order in which they must be filled:
-/// the redirecting `nat` after what it needs, the guards last.
+/// iptables table of our chains. Values sort in the order in which tables must be filled: the redirecting `nat` after
+/// the tables that it depends on, the guards last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TableName {
-    /// Table `raw`, before connection tracking.
+    /// Table `raw`, evaluated before connection tracking.
     Raw,
-    /// Marks and routing.
+    /// Table `mangle`: marks and routing.
     Mangle,
-    /// Table of address translation.
+    /// Table `nat`: address translation.
     Nat,
-    /// Table of the guards.
+    /// Table `filter`: the guards.
     Filter,
 }
 
 impl TableName {
-    /// All tables in filling order.
+    /// All tables in the order in which they must be filled.
     pub const ALL: [Self; 4] = [Self::Raw, Self::Mangle, Self::Nat, Self::Filter];
 
-    /// Returns the name of iptables.
+    /// Returns the table's name in iptables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -48,23 +49,23 @@ impl TableName {
     }
 }
 
-/// Own chains and jumps of one address family in a namespace.
+/// Ambit's chains, and the jumps to them, of one address family in a namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// Our chains with their rules (without the leading `-A CHAIN `).
+    /// Ambit's chains with their rules (without the leading `-A CHAIN `).
     pub chains: BTreeMap<(TableName, String), Vec<String>>,
-    /// Number of jumps from built-in chains to own chains, by table, built-in chain and own chain.
+    /// Number of jumps from built-in chains to Ambit's chains, by table, built-in chain and chain of Ambit.
     pub jumps: BTreeMap<(TableName, String, String), usize>,
 }
 
 impl State {
-    /// Whether the state contains nothing of Ambit's.
+    /// Whether there are no chains and jumps of Ambit's.
     pub fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.jumps.is_empty()
     }
 }
 
-/// Returns the desired state of one family.
+/// Returns the chains and jumps that implement a ruleset for one address family.
 pub fn desired(ruleset: &Ruleset, family: Family) -> State {
     let mut state = State::default();
     if !ruleset.families.contains(&family) {
@@ -82,7 +83,7 @@ pub fn desired(ruleset: &Ruleset, family: Family) -> State {
     state
 }
 
-/// Returns the inbound guard of one family.
+/// Returns which packets the inbound guard in this state accepts.
 pub fn inbound_guard(state: &State) -> InboundGuard {
     let (table, _, ours) = place(ChainKind::GuardInput);
     let unknown = render_rule(&admits_unknown());
@@ -95,7 +96,7 @@ pub fn inbound_guard(state: &State) -> InboundGuard {
     }
 }
 
-/// Returns the desired state on the node: one rule a member, since sets would need another tool.
+/// Returns the desired rules in the node's namespace: one rule a member, since address sets would need `ipset`.
 pub fn desired_host(spec: &HostSpec, members: &[HostMember], family: Family) -> State {
     let mut state = State::default();
     let (is_enabled, source) = match family {
@@ -134,7 +135,7 @@ pub fn desired_host(spec: &HostSpec, members: &[HostMember], family: Family) -> 
     state
 }
 
-/// Returns the members that a node's chain has rules for.
+/// Returns the pod addresses and ports that the chain in the node's namespace has rules for.
 pub fn host_members(state: &State) -> Vec<HostMember> {
     let (table, _, ours) = place(ChainKind::NatPostrouting);
     let rules = state.chains.get(&(table, ours.to_owned()));
@@ -145,7 +146,7 @@ pub fn host_members(state: &State) -> Vec<HostMember> {
         .collect()
 }
 
-/// Packets counted by the rules of the node's chain, from the output of `iptables-save -c`.
+/// Returns the number of packets that matched the rules of the node's chain, from the output of `iptables-save -c`.
 pub fn exempted(text: &str) -> u64 {
     let (_, _, ours) = place(ChainKind::NatPostrouting);
     let rules = text.lines().filter_map(|line| {
@@ -174,7 +175,7 @@ fn parse_member(rule: &str) -> Option<HostMember> {
     })
 }
 
-/// Quotes a comment as iptables-save does: only if it has other characters than these.
+/// Quotes a rule's comment as `iptables-save` does: unless it consists of ASCII letters, digits, `_` and `-`.
 fn quote(comment: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"_-".contains(&b);
     if !comment.is_empty() && comment.bytes().all(plain) {
@@ -196,7 +197,7 @@ fn insert(state: &mut State, kind: ChainKind, rules: Vec<String>) {
         .insert((table, builtin.to_owned(), ours.to_owned()), 1);
 }
 
-/// Returns table, built-in chain and own chain of a kind.
+/// Returns the table, the built-in chain and Ambit's chain for a kind of chain.
 fn place(kind: ChainKind) -> (TableName, &'static str, &'static str) {
     match kind {
         ChainKind::RawPrerouting => (TableName::Raw, "PREROUTING", "AMBIT_PRERT"),
@@ -215,7 +216,7 @@ fn host_prefix(ip: IpAddr) -> String {
     format!("{ip}/{}", if ip.is_ipv4() { 32 } else { 128 })
 }
 
-/// The parts of a rule in the order in which `iptables-save` prints them.
+/// Fields of a rule, in the order in which `iptables-save` prints them.
 #[derive(Default)]
 struct Line {
     source: String,
@@ -225,11 +226,11 @@ struct Line {
     protocol: String,
     /// Options of the `tcp` or `udp` match: source port, destination port, flags.
     ports: [String; 3],
-    /// Match modules, in whose order `tcp` or `udp` matters.
+    /// Match modules in the order of printing, in which `tcp` and `udp` have their place.
     modules: Vec<String>,
 }
 
-/// Renders one line for each action: iptables allows one a rule.
+/// Renders a rule as one line for each action, since an iptables rule has one target only.
 fn render_rule(rule: &Rule) -> Vec<String> {
     let mut line = Line::default();
     for one in &rule.matches {
@@ -329,7 +330,7 @@ fn render_action(action: Action) -> String {
     }
 }
 
-/// Reads our state from the output of `iptables-save`.
+/// Parses Ambit's chains and jumps from the output of `iptables-save`.
 pub fn parse_save(text: &str) -> State {
     let mut state = State::default();
     let mut table = None;
@@ -369,7 +370,7 @@ pub fn parse_save(text: &str) -> State {
     state
 }
 
-/// Describes the differences in short phrases.
+/// Describes each difference between the current and the desired state in a short phrase.
 pub fn differences(current: &State, desired: &State) -> Vec<String> {
     let mut out = Vec::new();
     for (key @ (table, chain), rules) in &desired.chains {
@@ -423,9 +424,9 @@ pub fn differences(current: &State, desired: &State) -> Vec<String> {
     out
 }
 
-/// Builds the input for `iptables-restore --noflush` that leads from one state to the other; empty
-/// when they are equal. Each table is committed in one step: redirects after the tables they need,
-/// guards after redirects. Removal is in the reverse order.
+/// Builds the input for `iptables-restore --noflush` that turns the current state into the desired one; empty when they
+/// are equal. Each table is committed in one step: redirects after the tables they need, guards after redirects.
+/// Removal is in the reverse order.
 pub fn restore_script(current: &State, desired: &State) -> String {
     let mut tables = TableName::ALL;
     let guards_go = current

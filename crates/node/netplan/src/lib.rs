@@ -1,4 +1,4 @@
-//! Redirection inside a pod's network namespace as a value: computed, rendered, diffed. Pure.
+//! Redirection inside a pod's network namespace as a value: computed, rendered and compared without IO.
 //!
 //! [`plan`] turns a [`RedirectionSpec`] into a [`Ruleset`], which knows of no backend. From there
 //! [`nft::lower`] builds netlink-level expressions ([`nft::diff`] compares them with the kernel's),

@@ -1,4 +1,5 @@
-//! The rules in the kernel's own terms: a table of chains of expressions, and how two tables differ.
+//! nftables rules as the kernel represents them: tables of chains of expressions, and the differences between two
+//! tables.
 //!
 //! Expressions are values here; the netlink code encodes their bytes. All data passes through one
 //! register, so expressions do not name registers. [`Expr::PortBeside`] alone fills a second one.
@@ -16,7 +17,7 @@ pub use lower::{
 
 use crate::ruleset::Family;
 
-/// One table, of family inet unless stated otherwise.
+/// nftables table, of family inet unless stated otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     /// Chains of the table by name.
@@ -25,57 +26,57 @@ pub struct Table {
     pub sets: BTreeMap<String, Set>,
 }
 
-/// A chain and its rules in order.
+/// nftables chain with its rules in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableChain {
-    /// The hook it is attached to; `None`: only other chains jump to it.
+    /// Netfilter hook of the chain; `None`: only other chains jump to it.
     pub hook: Option<Hook>,
-    /// Rules as expression lists.
+    /// Rules in order, each a list of expressions.
     pub rules: Vec<Vec<Expr>>,
 }
 
 /// Netfilter hook of a base chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hook {
-    /// `filter`, `route` or `nat`.
+    /// Chain type: `filter`, `route` or `nat`.
     pub kind: String,
     /// Number of the hook (`NF_INET_*`).
     pub number: u32,
-    /// Lower is earlier.
+    /// Priority at the hook; lower values are evaluated earlier.
     pub priority: i32,
-    /// Default policy: whether packets that no rule decides are accepted.
+    /// Whether the chain's policy is accept, rather than drop.
     pub accepts: bool,
 }
 
-/// A set of addresses or of addresses with ports, each with a comment.
+/// nftables set of addresses, or of addresses with ports, each with a comment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
-    /// Type of the members.
+    /// Type of the members' keys.
     pub key: SetKey,
-    /// Comment by member.
+    /// Members of the set, with their comments.
     pub members: BTreeMap<SetMember, String>,
 }
 
-/// The type of a set's members.
+/// Key type of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetKey {
-    /// The family of the addresses.
+    /// Family of the members' addresses.
     pub family: Family,
     /// Whether members have a TCP port besides the address.
     pub has_port: bool,
 }
 
-/// One member of a set.
+/// Member of an nftables set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SetMember {
     /// Address of the member.
     pub ip: IpAddr,
-    /// Port, in sets with ports.
+    /// TCP port; `None` in sets without ports.
     pub port: Option<u16>,
 }
 
 impl SetMember {
-    /// Returns the set type for the member.
+    /// Returns the key type of the set that the member belongs to.
     pub const fn key(self) -> SetKey {
         SetKey {
             family: match self.ip {
@@ -96,14 +97,14 @@ impl fmt::Display for SetMember {
     }
 }
 
-/// One expression of a rule.
+/// nftables expression of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expr {
-    /// Loads a property of the packet.
+    /// Loads a property of the packet into the register.
     Meta(MetaKey),
-    /// Sets the packet's mark.
+    /// Sets the packet's mark from the register.
     SetMark,
-    /// Loads bytes of a header.
+    /// Loads bytes of a packet header into the register.
     Payload {
         /// Header that the bytes are in.
         base: PayloadBase,
@@ -112,53 +113,54 @@ pub enum Expr {
         /// Number of bytes.
         len: u32,
     },
-    /// Loads the destination port behind an address of this family, for a lookup of both.
+    /// Loads the TCP destination port into the register behind an address of this family, for a lookup of address and
+    /// port.
     PortBeside(Family),
-    /// Continues only if the comparison holds.
+    /// Continues with the rule only if the comparison of the register holds.
     Cmp {
-        /// Equal, or not equal.
+        /// Whether the register must equal `data`, rather than differ from it.
         equal: bool,
-        /// Data to compare with.
+        /// Data that the register is compared with.
         data: Vec<u8>,
     },
-    /// `data & mask ^ xor`.
+    /// Replaces the register by `register & mask ^ xor`.
     Bitwise {
-        /// Mask of preserved bits.
+        /// Mask of the bits to preserve.
         mask: Vec<u8>,
-        /// Bits that are flipped after masking.
+        /// Bits to flip after masking.
         xor: Vec<u8>,
     },
-    /// Loads a property of the connection.
+    /// Loads a property of the packet's conntrack entry into the register.
     Ct(CtKey),
-    /// Sets the connection's mark.
+    /// Sets the connection mark from the register.
     SetCtMark,
-    /// Sets the zone for the original direction.
+    /// Sets the conntrack zone from the register, for the original direction only.
     SetOriginalZone,
-    /// Loads constant data.
+    /// Loads constant data into the register.
     Data(Vec<u8>),
-    /// Accepts the packet and ends the chain.
+    /// Accepts the packet and ends the evaluation of the chain.
     Accept,
-    /// Translates the destination to this namespace, port from the data.
+    /// Redirects the packet to this namespace, at the port in the register.
     Redirect,
-    /// Translates the source to the address in the data.
+    /// Translates the source address to the one in the register (SNAT).
     SourceNat(Family),
-    /// Continues only if the data is in the set.
+    /// Continues with the rule only if the register's value is a member of this set.
     Lookup(String),
-    /// Loads the number of the socket's cgroup at this level.
+    /// Loads the id of the socket's cgroup at this level of the hierarchy into the register.
     SocketCgroup(u32),
-    /// Loads the destination's address type (`RTN_*`).
+    /// Loads the destination's address type (`RTN_*`) into the register.
     DestinationType,
-    /// Counts the packets that reach it. The counter's value is ignored in comparisons.
+    /// Counts the packets that reach this expression. Comparisons of tables ignore the count.
     Counter,
-    /// Drops the packet and resets its connection.
+    /// Drops the packet and answers it with a TCP reset.
     Reset,
     /// Drops the packet.
     Drop,
-    /// Decoded expression of another kind.
+    /// Expression from the kernel that Ambit never writes.
     Foreign {
         /// Name of the expression.
         name: String,
-        /// Raw attributes of the expression.
+        /// Attributes of the expression in netlink encoding.
         data: Vec<u8>,
     },
 }
@@ -174,18 +176,18 @@ pub enum MetaKey {
     OutIndex,
     /// Name of the input interface.
     InName,
-    /// User that owns the packet's socket.
+    /// UID of the owner of the packet's socket.
     SocketUser,
-    /// Family in netfilter's numbering.
+    /// Address family of the packet (`NFPROTO_*`).
     Family,
     /// Transport protocol number.
     Protocol,
-    /// Protocol in the frame, such as IPv4 (a bridge's packets may be of any).
+    /// EtherType of the frame, for bridges, whose frames may carry any protocol.
     EtherType,
 }
 
 impl MetaKey {
-    /// All meta keys.
+    /// All packet properties that can be loaded.
     pub const ALL: [Self; 8] = [
         Self::EtherType,
         Self::Mark,
@@ -197,7 +199,7 @@ impl MetaKey {
         Self::Protocol,
     ];
 
-    /// The kernel's number, `NFT_META_*`.
+    /// Returns the kernel's number, `NFT_META_*`.
     pub const fn number(self) -> u32 {
         match self {
             Self::EtherType => 1,
@@ -212,17 +214,17 @@ impl MetaKey {
     }
 }
 
-/// Which header bytes are loaded from.
+/// Packet header from which bytes are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PayloadBase {
-    /// The IP header.
+    /// Network header: IPv4 or IPv6.
     Network,
-    /// TCP or UDP.
+    /// Transport header: TCP or UDP.
     Transport,
 }
 
 impl PayloadBase {
-    /// The kernel's number, `NFT_PAYLOAD_*_HEADER`.
+    /// Returns the kernel's number, `NFT_PAYLOAD_*_HEADER`.
     pub const fn number(self) -> u32 {
         match self {
             Self::Network => 1,
@@ -234,19 +236,19 @@ impl PayloadBase {
 /// Property of a connection that can be loaded (`NFT_CT_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CtKey {
-    /// State of the connection.
+    /// State of the connection, such as established.
     State,
-    /// 0 original, 1 reply.
+    /// Direction of the packet: 0 original, 1 reply.
     Direction,
     /// Mark of the connection.
     Mark,
 }
 
 impl CtKey {
-    /// All conntrack keys.
+    /// All connection properties that can be loaded.
     pub const ALL: [Self; 3] = [Self::State, Self::Direction, Self::Mark];
 
-    /// The kernel's number, `NFT_CT_*`.
+    /// Returns the kernel's number, `NFT_CT_*`.
     pub const fn number(self) -> u32 {
         match self {
             Self::State => 0,

@@ -1,4 +1,4 @@
-//! The rules as `nft` prints them: for operators, golden files and `ambit` commands.
+//! Renders rules as `nft list` prints them, for operators, golden files and `ambit` commands.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! From a specification to the rules that implement it, with the reasons for each rule.
+//! Computes the rules that implement a [`RedirectionSpec`], with the reasons for each rule.
 //!
 //! Every hook that sees every packet costs each request several times over, so there are few such
 //! (`raw-output`, `route-output` and the guards), and their first tests accept most packets. Everything
@@ -47,12 +47,12 @@ pub fn plan_capturing(spec: &RedirectionSpec) -> Result<Ruleset, SpecError> {
     plan_with(spec, WithoutSyn::All)
 }
 
-/// Which packets without SYN the inbound guard accepts.
+/// TCP packets without SYN that the inbound guard accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WithoutSyn {
-    /// Packets of connections seen in both directions.
+    /// Packets of connections that connection tracking has seen in both directions.
     Known,
-    /// All packets without the SYN flag.
+    /// All TCP packets without SYN.
     All,
 }
 
@@ -65,8 +65,8 @@ impl WithoutSyn {
     }
 }
 
-/// Returns the rule that identifies a guard without the connection check: that of
-/// [`plan_capturing`], and of earlier agents.
+/// Returns the inbound guard's rule that accepts packets of unknown connections, as in [`plan_capturing`] and in the
+/// rules of earlier agents; it identifies such a guard.
 pub(crate) fn admits_unknown() -> Rule {
     WithoutSyn::All.rule()
 }
@@ -191,7 +191,7 @@ fn ruleset(ipv4: bool, ipv6: bool, chains: Vec<Chain>) -> Ruleset {
     }
 }
 
-/// Restricts every rule to the address family, if only one is enabled.
+/// Restricts every rule to the enabled address family, if only one is enabled.
 fn restrict(rules: Vec<Rule>, families: &[Family]) -> Vec<Rule> {
     let only = match families {
         [one] => Some(*one),
@@ -251,7 +251,7 @@ fn loopback_destination(mut matches: Vec<Match>, action: Action) -> [Rule; 2] {
     })
 }
 
-/// Returns the chain for packets of the proxy's own sockets; all other packets leave at the first
+/// Returns the chain at `raw-output`, which treats packets of the proxy's own sockets; all others leave it at the first
 /// rule.
 fn raw_output(spec: &RedirectionSpec) -> Chain {
     let mut rules = vec![
@@ -292,9 +292,9 @@ fn raw_output(spec: &RedirectionSpec) -> Chain {
     }
 }
 
-/// Routes the application's replies to a spoofed source to loopback instead of the wire. Only replies: the proxy's own
-/// packets are routed correctly already. And only of sockets that did not inherit the mark, since a changed mark costs
-/// a second route lookup for each packet.
+/// Returns the chain that routes the application's replies to a spoofed source to loopback instead of the wire. Only
+/// replies: the proxy's own packets are routed correctly already. And only of sockets that did not inherit the mark,
+/// since a changed mark costs a second route lookup for each packet.
 fn route_output() -> Chain {
     let answers = [
         Match::ConnectionMark(marks::SPOOFED),
@@ -307,8 +307,8 @@ fn route_output() -> Chain {
     }
 }
 
-/// Marks connections of the proxy to the application, as in `raw_output`, so that replies are identified by the
-/// connection's mark on any socket.
+/// Returns the rule that marks connections from the proxy to the application, as in `raw_output`, so that replies are
+/// identified by the connection's mark on any socket.
 fn mark_spoofed() -> Rule {
     rule(
         [Match::OutLoopback, Match::Mark(marks::SPOOFED)],
@@ -377,7 +377,7 @@ fn refuse_tcp() -> Rule {
     rule([Match::Tcp], [Action::Refuse])
 }
 
-/// Returns the guard of openings from outside: only those redirected to the proxy, and probes, may
+/// Returns the guard against connection openings from outside: only those redirected to the proxy, and probes, may
 /// reach a socket of the pod.
 fn guard_input(spec: &RedirectionSpec, without_syn: WithoutSyn) -> Chain {
     let mut rules = Vec::new();
@@ -416,9 +416,9 @@ fn guard_input(spec: &RedirectionSpec, without_syn: WithoutSyn) -> Chain {
     }
 }
 
-/// Returns the guard of openings that would pass through the pod: to another address, or out of a
-/// virtual machine or container inside it. If inbound plaintext is not captured, only openings out
-/// of the named interfaces.
+/// Returns the guard against connection openings that would pass through the pod: to another address, or out of a
+/// virtual machine or container inside it. If inbound plaintext is not captured, only openings out of the named
+/// interfaces.
 fn guard_forward(spec: &RedirectionSpec) -> Chain {
     let mut rules = Vec::new();
     if spec.ingress_bypass {
@@ -437,7 +437,7 @@ fn guard_forward(spec: &RedirectionSpec) -> Chain {
     }
 }
 
-/// Returns the guard of the pod's own openings: only those of the proxy, and those that stay on
+/// Returns the guard against the pod's own connection openings: only those of the proxy, and those that stay on
 /// loopback, the target of a redirect, may leave.
 fn guard_output() -> Chain {
     let mut rules = vec![

@@ -1,10 +1,10 @@
-//! Rules without a backend: what to match and what to do, hook by hook.
+//! Redirection rules independent of a backend: matches and actions, chain by chain.
 
 use std::net::IpAddr;
 
 use crate::spec::{Cgroup, marks};
 
-/// An address family.
+/// IP address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Family {
     /// Internet Protocol version 4.
@@ -22,7 +22,7 @@ impl std::fmt::Display for Family {
     }
 }
 
-/// Position of a chain in the packet's path, in order of traversal.
+/// Kind of a chain: its hook and table, in the order in which packets traverse them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ChainKind {
     /// Arriving packets, before connection tracking (the node's namespace only).
@@ -37,7 +37,7 @@ pub enum ChainKind {
     NatOutput,
     /// First packet of a leaving connection (the node's namespace only).
     NatPostrouting,
-    /// Packets for the namespace itself, after translation.
+    /// Packets addressed to the namespace itself, after translation.
     GuardInput,
     /// Packets that pass through the namespace, after translation.
     GuardForward,
@@ -56,7 +56,7 @@ impl ChainKind {
     }
 }
 
-/// One hook's rules, tried in order.
+/// Rules of one netfilter hook, evaluated in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     /// Hook and table of the chain.
@@ -65,18 +65,18 @@ pub struct Chain {
     pub rules: Vec<Rule>,
 }
 
-/// Rule whose actions apply if all matches hold.
+/// Rule whose actions apply to a packet if all matches hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// `None`: both families.
+    /// Address family that the rule applies to; `None`: both.
     pub family: Option<Family>,
     /// Matches, cheapest first.
     pub matches: Vec<Match>,
-    /// The actions in order; only the last may end the chain.
+    /// Actions in order; only the last may end the chain.
     pub actions: Vec<Action>,
 }
 
-/// One condition on a packet.
+/// Condition on a packet, or on its connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Match {
     /// The packet is TCP.
@@ -92,51 +92,48 @@ pub enum Match {
     TcpNotOpening,
     /// The packet is TCP and accepts a connection (SYN with ACK).
     TcpSynAck,
-    /// Input interface is loopback.
+    /// The packet's input interface is loopback.
     InLoopback,
-    /// Input interface by name.
+    /// The packet's input interface has this name.
     InInterface(String),
     /// The packet leaves over loopback.
     OutLoopback,
-    /// Any source port but this (after `Tcp`, `TcpOpening` or `Udp`).
+    /// The source port is any but this one (after `Tcp`, `TcpOpening` or `Udp`).
     NotSourcePort(u16),
-    /// Destination port (after `Tcp`, `TcpOpening` or `Udp`).
+    /// The destination port is this one (after `Tcp`, `TcpOpening` or `Udp`).
     DestinationPort(u16),
-    /// Any destination port but this.
+    /// The destination port is any but this one.
     NotDestinationPort(u16),
-    /// Source address; also restricts the rule to the address' family.
+    /// The source address is this one; also restricts the rule to the address' family.
     Source(IpAddr),
-    /// Destination is an address of the namespace itself, on any interface, including 127.0.0.0/8
-    /// and ::1.
+    /// The destination is an address of the namespace itself, on any interface, including 127.0.0.0/8 and ::1.
     LocalDestination,
-    /// Destination is a loopback address of the rule's family.
+    /// The destination is a loopback address of the rule's family.
     LoopbackDestination,
-    /// Destination address is a member of the node's set of pods exempt on every port, of the rule's
-    /// family.
+    /// The destination address is in the node's set of pods whose every port is exempt, of the rule's family.
     ExemptPod,
-    /// Destination address and TCP port are a member of the node's set of probe ports, of the rule's
-    /// family.
+    /// Destination address and TCP port are in the node's set of probe ports, of the rule's family.
     ProbePort,
-    /// The packet mark, under [`marks::MASK`].
+    /// The packet mark is this one, under [`marks::MASK`].
     Mark(u32),
-    /// Any packet mark but this, under [`marks::MASK`].
+    /// The packet mark is any but this one, under [`marks::MASK`].
     NotMark(u32),
-    /// The connection mark, under [`marks::MASK`].
+    /// The connection mark is this one, under [`marks::MASK`].
     ConnectionMark(u32),
     /// The packet is in the reply direction of the connection.
     Reply,
-    /// The connection has been seen in both directions.
+    /// Connection tracking has seen packets of the connection in both directions.
     Established,
     /// The packet belongs to a socket of this namespace (not forwarded), of this user if one is given.
     LocalSocket(Option<u32>),
-    /// Socket created in this cgroup or below it (unavailable after routing).
+    /// The packet's socket was created in this cgroup or below it (unavailable after routing).
     SocketCgroup(Cgroup),
 }
 
-/// Verdict on a packet, or change of it.
+/// Action on a matching packet or its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Skips our remaining rules at this hook. Rules of others still apply.
+    /// Skips Ambit's remaining rules at this hook. Rules of other programs still apply.
     Exempt,
     /// Redirects the connection to this port of the namespace.
     Redirect(u16),
@@ -148,27 +145,27 @@ pub enum Action {
     SetMark(u32),
     /// Copies the connection mark to the packet.
     RestoreMark,
-    /// Conntrack zone of the packet, in its connection's original direction only.
+    /// Sets the conntrack zone of the packet, for its connection's original direction only.
     OriginalZone(u16),
-    /// Counts the packet, drops it, and resets its connection (TCP only, and not before routing).
+    /// Counts the packet, drops it, and answers it with a TCP reset (TCP only, and not before routing).
     Refuse,
     /// Counts the packet and drops it.
     Drop,
 }
 
-/// The desired rules and routes of one namespace.
+/// Desired rules and routes of one network namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ruleset {
-    /// Families the rules are for, in order.
+    /// Enabled address families, in order.
     pub families: Vec<Family>,
-    /// Chains in order of kind, at most one of each, none empty.
+    /// Chains sorted by kind, at most one of each kind, none empty.
     pub chains: Vec<Chain>,
-    /// Whether replies to spoofed sources need [`policy_routing`].
+    /// Whether replies to spoofed sources need the routes of [`policy_routing`].
     pub policy_routing: bool,
 }
 
 impl Ruleset {
-    /// Returns the redirection without its guard chains, which reject connections that bypass it.
+    /// Returns the ruleset without its guard chains, which reject connections that bypass the redirection.
     #[must_use]
     pub fn without_guards(&self) -> Self {
         let is_guard = |kind| {
@@ -186,7 +183,7 @@ impl Ruleset {
 /// State of the inbound guard in a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InboundGuard {
-    /// Guard that is missing.
+    /// The pod has no inbound guard.
     Missing,
     /// The guard accepts packets of connections that connection tracking does not know: the guard of
     /// [`plan_capturing`](crate::plan_capturing), and of earlier agents.
@@ -200,17 +197,17 @@ pub enum InboundGuard {
 pub struct PolicyRouting {
     /// Address family of the rule.
     pub family: Family,
-    /// The rule's preference.
+    /// Preference of the policy rule.
     pub preference: u32,
     /// Packet mark that the rule matches.
     pub mark: u32,
     /// Mask of the packet mark.
     pub mask: u32,
-    /// The table it sends to, with its one route: everything is local, on loopback.
+    /// Routing table of the policy rule; its one route delivers every destination locally, over loopback.
     pub table: u32,
 }
 
-/// The policy routing of one family.
+/// Returns the policy rule and local route of one address family.
 pub const fn policy_routing(family: Family) -> PolicyRouting {
     PolicyRouting {
         family,

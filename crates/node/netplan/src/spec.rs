@@ -1,25 +1,25 @@
-//! Desired redirection in a namespace: the inputs of a plan, their defaults and their limits.
+//! Specifications of the desired redirection in a namespace, their defaults and their limits.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Marks and numbers that only rules and routes use. The proxy's own mark and its ports are part of
-/// the contract: see [`ambit_model`].
+/// Packet and connection marks, and routing numbers, that only rules and routes use. The proxy's own mark and its ports
+/// are part of the contract: see [`ambit_model`].
 pub mod marks {
-    /// The bits of the mark that are ours; the others belong to other programs.
+    /// Bits of packet and connection marks that Ambit uses; the others belong to other programs.
     pub const MASK: u32 = 0xfff;
-    /// Connections from the node proxy to the pod's application, and their replies.
+    /// Mark of connections from the node proxy to the pod's application with a spoofed source, and of their replies.
     pub const SPOOFED: u32 = 0x111;
-    /// Preference of the policy rule that brings such replies back to the proxy.
+    /// Preference of the policy rule that routes replies to spoofed sources back to the proxy.
     pub const RULE_PREFERENCE: u32 = 32764;
-    /// Routing table that rule names; it has one local default route.
+    /// Routing table of that policy rule; it has one local default route.
     pub const ROUTE_TABLE: u32 = 100;
-    /// Connections of kubelet's cgroup in the node's namespace, until they leave it.
+    /// Packet mark of connections from kubelet's cgroup, while they are in the node's namespace.
     pub const KUBELET: u32 = 0x17f;
-    /// Conntrack zone for lookups of connections that the proxy opened.
+    /// Conntrack zone in which packets of the proxy's connections to the application are tracked.
     pub const ZONE: u16 = 1;
 }
 
-/// Source addresses of kubelet's probes on the node, by which pods exempt them.
+/// Source addresses that the node gives to kubelet's probes, by which pods exempt them.
 pub mod probes {
     use super::{Ipv4Addr, Ipv6Addr};
 
@@ -31,13 +31,13 @@ pub mod probes {
     );
 }
 
-/// Which kernel interface carries the rules.
+/// Kernel interface that the rules are written through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Backend {
-    /// nftables over netlink; where the kernel lacks something, iptables' nft variant, then legacy.
+    /// nftables over netlink; if the kernel lacks a feature, iptables' nft variant, then the legacy one.
     #[default]
     Auto,
-    /// Only nftables over netlink.
+    /// nftables over netlink only.
     Nftables,
     /// Only `iptables-nft-restore` and its IPv6 counterpart.
     IptablesNft,
@@ -46,7 +46,7 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// The name used in settings and messages.
+    /// Returns the name of the backend in settings and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -90,7 +90,7 @@ pub struct RedirectionSpec {
     pub dns_capture: bool,
     /// Whether inbound plaintext is not captured (`ambient.istio.io/bypass-inbound-capture`).
     pub ingress_bypass: bool,
-    /// Interfaces whose arriving TCP counts as outbound (`istio.io/reroute-virtual-interfaces`).
+    /// Interfaces whose arriving TCP connections count as outbound (`istio.io/reroute-virtual-interfaces`).
     pub virtual_interfaces: Vec<String>,
     /// Whether the sockets that an application accepts from the proxy inherit the proxy's mark
     /// (sysctl `tcp_fwmark_accept`), if it can be set: replies are then routed without a second
@@ -100,28 +100,28 @@ pub struct RedirectionSpec {
     /// ([`HostSpec`]) are in place and see every frame of the interface: they give probes their address,
     /// and keep others from having it. Elsewhere probes arrive as ordinary plaintext.
     pub probe_interfaces: Vec<String>,
-    /// Ports of the pod on which those interfaces' probes bypass the proxy.
+    /// Ports of the pod on which kubelet's probes over `probe_interfaces` bypass the proxy.
     pub probe_ports: ProbePorts,
     /// Source address of IPv4 probes.
     pub probe_v4: Ipv4Addr,
     /// Source address of IPv6 probes.
     pub probe_v6: Ipv6Addr,
-    /// Which kernel interface to use.
+    /// Kernel interface that the rules are written through.
     pub backend: Backend,
 }
 
-/// Ports of a pod on which kubelet's calls are probes.
+/// Ports of a pod on which kubelet's connections count as probes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ProbePorts {
-    /// Every port: the setting for clusters that want it, and pods whose probes are not known.
+    /// All ports: for clusters with that setting, and for pods whose probes are not known.
     #[default]
     Every,
-    /// The ports that the pod's probes and lifecycle hooks name, in order, each once.
+    /// Ports that the pod's probes and lifecycle hooks name, sorted and without duplicates.
     Only(Vec<u16>),
 }
 
 impl ProbePorts {
-    /// Whether a call to this port may be a probe.
+    /// Whether a connection to this port may be a probe.
     pub fn contains(&self, port: u16) -> bool {
         match self {
             Self::Every => true,
@@ -129,7 +129,7 @@ impl ProbePorts {
         }
     }
 
-    /// Returns the ports one by one; `None` is every port.
+    /// Returns the ports one by one; `None` stands for every port.
     pub fn iter(&self) -> impl Iterator<Item = Option<u16>> {
         let (every, only): (_, &[u16]) = match self {
             Self::Every => (Some(None), &[]),
@@ -158,7 +158,7 @@ impl Default for RedirectionSpec {
 }
 
 impl RedirectionSpec {
-    /// Validates values from annotations and settings.
+    /// Validates the parts of the specification that come from annotations and settings.
     ///
     /// # Errors
     /// Names the offending value.
@@ -181,11 +181,11 @@ impl RedirectionSpec {
     }
 }
 
-/// Maximum number of interfaces, more than any real pod has; an annotation is untrusted text.
+/// Maximum number of virtual interfaces, more than any real pod has; the annotation is untrusted text.
 const MAX_VIRTUAL_INTERFACES: usize = 64;
 
-/// Whether rules can name this interface: the kernel's own rule (`dev_valid_name`), narrowed to what
-/// iptables' text can carry unquoted.
+/// Whether rules can name this interface: the kernel's check (`dev_valid_name`), narrowed to characters that iptables
+/// accepts without quotes.
 pub fn is_interface_name(name: &str) -> bool {
     (1..=15).contains(&name.len())
         && name != "."
@@ -196,24 +196,24 @@ pub fn is_interface_name(name: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || b"._-@".contains(&b))
 }
 
-/// Rules in the node's namespace: probes of enrolled pods get a recognizable source address, which
-/// no other traffic has.
+/// Specification of the rules in the node's namespace, which give probes of enrolled pods a source address that no
+/// other traffic has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostSpec {
-    /// Whether IPv4 pods are handled.
+    /// Whether the rules cover IPv4 pods.
     pub ipv4: bool,
-    /// Whether IPv6 pods are handled.
+    /// Whether the rules cover IPv6 pods.
     pub ipv6: bool,
-    /// User whose connections count as probes (kubelet's); `None` exempts connections of any local socket.
+    /// UID of the processes whose connections count as probes (kubelet's); `None`: those of any user do.
     pub kubelet_uid: Option<u32>,
-    /// Cgroup whose processes' connections count as probes; `None` exempts connections of any process. iptables cannot
-    /// match it, and exempts nothing if it is set.
+    /// Cgroup of the processes whose connections count as probes; `None`: those of any process do. iptables cannot
+    /// match a cgroup, and exempts nothing if one is set.
     pub kubelet_cgroup: Option<Cgroup>,
-    /// Source address of IPv4 probes after rewriting.
+    /// Source address that probes to IPv4 pods get.
     pub probe_v4: Ipv4Addr,
-    /// Source address of IPv6 probes after rewriting.
+    /// Source address that probes to IPv6 pods get.
     pub probe_v6: Ipv6Addr,
-    /// Which kernel interface to use.
+    /// Kernel interface that the rules are written through.
     pub backend: Backend,
 }
 
@@ -231,17 +231,17 @@ impl Default for HostSpec {
     }
 }
 
-/// A control group of version 2.
+/// Control group of the unified hierarchy (cgroup v2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cgroup {
-    /// Depth below the root of the hierarchy: 1 for `system.slice`.
+    /// Depth below the root of the hierarchy: 1 for `/system.slice`.
     pub level: u32,
-    /// Kernel id of the cgroup: inode of its directory.
+    /// Kernel id of the cgroup: the inode number of its directory.
     pub id: u64,
 }
 
 impl Cgroup {
-    /// Cgroup without processes: the kernel gives no cgroup the number 0.
+    /// Cgroup that matches no process: the kernel gives no cgroup the id 0.
     pub const NONE: Self = Self { level: 1, id: 0 };
 }
 
@@ -250,14 +250,14 @@ impl Cgroup {
 pub struct HostMember {
     /// The pod's address.
     pub ip: IpAddr,
-    /// The port; `None`: every port.
+    /// Probe port; `None`: every port.
     pub port: Option<u16>,
-    /// UID of the pod. Kept as the element's comment, so that a late removal of a pod whose address
-    /// was given to another takes nothing from the other.
+    /// UID of the pod, kept as the set element's comment: a late removal of a pod then leaves its former address alone
+    /// if another pod has it.
     pub uid: String,
 }
 
-/// A specification that cannot be planned.
+/// Error of an invalid [`RedirectionSpec`] or backend name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// Both address families are disabled.
@@ -266,10 +266,10 @@ pub enum SpecError {
     /// The name cannot be that of a network interface.
     #[error("{0:?} is not an interface name (1 to 15 of A-Z a-z 0-9 . _ - @)")]
     InterfaceName(String),
-    /// The list is longer than the limit.
+    /// The list of virtual interfaces is longer than the limit.
     #[error("{0} virtual interfaces are named; at most {MAX_VIRTUAL_INTERFACES} are allowed")]
     TooManyInterfaces(usize),
-    /// Name that is not a backend.
+    /// Name of no known backend.
     #[error("unknown backend {0:?}; use auto, nftables, iptables-nft or iptables-legacy")]
     UnknownBackend(String),
 }

@@ -1,4 +1,4 @@
-//! Applying the difference of two states gives the second state, for any two states.
+//! Checks for any two tables, or iptables states, that applying their difference to the first gives the second.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -91,7 +91,7 @@ fn host_members() -> impl Strategy<Value = Vec<HostMember>> {
     })
 }
 
-/// Generates the desired table, that table damaged, or any table.
+/// Generates the desired table, a damaged copy of it, or any table.
 fn table() -> impl Strategy<Value = Option<Table>> {
     let planned = prop_oneof![
         spec().prop_map(|spec| nft::lower(&plan(&spec).unwrap())),
@@ -259,7 +259,7 @@ fn foreign() -> impl Strategy<Value = Vec<(TableName, String)>> {
     })
 }
 
-/// Model of iptables with the features that the scripts use: chains as lists of lines.
+/// Simulates iptables with the features that the scripts use: chains as lists of lines.
 #[derive(Debug, Default)]
 struct Kernel {
     chains: BTreeMap<(TableName, String), Vec<String>>,

@@ -1,4 +1,4 @@
-//! The complete rules as text, for reviewers of a change to the plan.
+//! Compares complete rulesets with recorded text, so that reviewers see what a change to the plan does.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! Evaluates the rules for a table of packets with a small, independent evaluator.
+//! Checks the rules against a table of packets, with a small evaluator that is independent of the plan.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -15,7 +15,7 @@ use ambit_netplan::{
 };
 use proptest::prelude::*;
 
-/// Flags of a TCP header.
+/// Combination of TCP flags in a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flags {
     /// SYN without ACK.
@@ -35,7 +35,7 @@ enum Destination {
     Elsewhere,
 }
 
-/// Packet of a connection that is new to the kernel; for the guards, of any connection.
+/// TCP or UDP packet that opens a connection; for the guards, of any connection.
 #[derive(Clone, Debug)]
 struct Packet {
     input: Option<&'static str>,
@@ -43,7 +43,7 @@ struct Packet {
     tcp: bool,
     flags: Flags,
     reply: bool,
-    /// Whether the connection has seen packets in both directions.
+    /// Whether connection tracking has seen packets of the connection in both directions.
     known: bool,
     source: IpAddr,
     destination: Destination,
@@ -93,7 +93,7 @@ fn applies(rule: &Rule, p: &Packet) -> bool {
         && rule.matches.iter().all(|one| matches(one, p))
 }
 
-/// Port to which a packet's connection is redirected.
+/// Returns the port to which the chain redirects a packet, if it does.
 fn redirected(ruleset: &Ruleset, kind: ChainKind, p: &Packet) -> Option<u16> {
     let chain = ruleset.chains.iter().find(|chain| chain.kind == kind)?;
     for action in chain
@@ -111,7 +111,7 @@ fn redirected(ruleset: &Ruleset, kind: ChainKind, p: &Packet) -> Option<u16> {
     None
 }
 
-/// Returns the packet's mark before the nat chain.
+/// Returns the packet's mark after the chain `raw-output`.
 fn marked(ruleset: &Ruleset, p: &Packet) -> u32 {
     let chain = ruleset
         .chains
@@ -234,7 +234,7 @@ fn is_probe(spec: &RedirectionSpec, p: &Packet) -> bool {
         }
 }
 
-/// Returns the redirect that the contract demands, stated without rules.
+/// Returns the port to which the contract demands that the packet is redirected, computed without the rules.
 fn expected(spec: &RedirectionSpec, p: &Packet) -> Option<u16> {
     if !(if p.is_v4() { spec.ipv4 } else { spec.ipv6 }) {
         return None;
@@ -263,7 +263,7 @@ fn expected(spec: &RedirectionSpec, p: &Packet) -> Option<u16> {
     (!exempt && p.destination == Destination::Own).then_some(15006)
 }
 
-/// Whether a guard refuses the packet.
+/// Whether a guard chain refuses the packet.
 fn refused(ruleset: &Ruleset, kind: ChainKind, p: &Packet) -> bool {
     let chain = ruleset.chains.iter().find(|chain| chain.kind == kind);
     let decisions = chain
@@ -274,7 +274,7 @@ fn refused(ruleset: &Ruleset, kind: ChainKind, p: &Packet) -> bool {
     decisions.into_iter().next() == Some(&Action::Refuse)
 }
 
-/// Whether a packet may pass the guards, independent of its connection tracking state.
+/// Whether a packet may pass the guards, computed without the rules.
 fn may_pass(spec: &RedirectionSpec, capturing: bool, kind: ChainKind, p: &Packet) -> bool {
     if !(if p.is_v4() { spec.ipv4 } else { spec.ipv6 }) || !p.tcp {
         return true;
@@ -325,7 +325,8 @@ proptest! {
         prop_assert_eq!(through(&plan(&spec).unwrap(), &p), expected(&spec, &p));
     }
 
-    /// Checks that guards also reject connections that conntrack accepted untranslated or translated otherwise.
+    /// Checks that guards refuse openings that connection tracking passed untranslated, or translated to another
+    /// destination than the proxy.
     #[test]
     fn guards_refuse_openings_that_bypass_the_proxy(spec in spec(), p in packet()) {
         let kinds: &[_] = if p.output.is_some() {
@@ -342,7 +343,7 @@ proptest! {
         }
     }
 
-    /// Checks that packets of others keep their mark.
+    /// Checks that packets with marks of other programs keep them.
     #[test]
     fn marks_of_others_are_left_alone(spec in spec(), mut p in packet()) {
         p.input = None;

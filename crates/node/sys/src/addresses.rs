@@ -11,10 +11,10 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 use crate::{netlink, netns::Netns};
 
-/// Maximum datagrams of a dump, more than any pod's has.
+/// Maximum datagrams of one netlink dump, more than any pod's addresses need.
 const MAX_DUMP_DATAGRAMS: usize = 4096;
 
-/// Returns every address of the interfaces of `netns`, canonical.
+/// Returns all addresses of the interfaces of `netns`, with IPv4-mapped IPv6 addresses as IPv4.
 ///
 /// # Errors
 /// When the namespace cannot be entered or the kernel does not respond.
@@ -76,7 +76,7 @@ fn dump() -> io::Result<Vec<IpAddr>> {
     ))
 }
 
-/// Adds the addresses of one datagram; returns whether it was the last.
+/// Appends the addresses in one datagram of a dump to `found`; returns whether it was the last datagram.
 fn collect(mut datagram: &[u8], found: &mut Vec<IpAddr>) -> io::Result<bool> {
     while !datagram.is_empty() {
         let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(datagram)

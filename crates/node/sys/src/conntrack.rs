@@ -1,6 +1,6 @@
-//! Connection tracking: the original destination of a redirected datagram, ending a translation,
-//! pre-capture connections, and connections that another proxy opened to the application before ours.
-//! Blocking, for microseconds.
+//! Connection tracking: looks up the original destination of a redirected datagram, deletes translations, and registers
+//! connections that it has not seen open (pre-capture ones, and those of another proxy to the application). Blocks for
+//! microseconds.
 
 pub(crate) mod pre_capture;
 mod spoofed;
@@ -24,16 +24,16 @@ pub(crate) use spoofed::make_known_in;
 const SUBSYSTEM: u16 = 1 << 8;
 const GET: u16 = SUBSYSTEM | 1;
 const DELETE: u16 = SUBSYSTEM | 2;
-/// `CTA_TUPLE_ORIG` and `CTA_TUPLE_REPLY`.
+/// Attributes of the two tuples, `CTA_TUPLE_ORIG` and `CTA_TUPLE_REPLY`.
 const ORIGINAL: u16 = 1;
 const REPLY: u16 = 2;
-/// `struct nfgenmsg`, four bytes before the attributes of every message.
+/// Length of `struct nfgenmsg`, which precedes the attributes of every message.
 const GENMSG: usize = 4;
 const INET: u8 = 2;
 const INET6: u8 = 10;
 const UDP: u8 = 17;
 const TCP: u8 = 6;
-/// Receive buffer in bytes; an entry has some hundred.
+/// Size of the receive buffer in bytes; a conntrack entry takes a few hundred.
 const BUFFER_BYTES: usize = 4096;
 
 /// Returns the original destination of a datagram that was redirected from `client` to `listener`;
@@ -65,20 +65,19 @@ pub fn original_destination(
     }
 }
 
-/// Sockets whose conntrack entries are deleted.
+/// UDP sockets of a pod whose conntrack entries are deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sockets {
-    /// Entries of sockets that are closed: a new socket may get the same port.
+    /// Closed sockets: a new socket may get the same port.
     Closed,
-    /// Entries of all sockets.
+    /// All sockets, open and closed.
     All,
 }
 
-/// Deletes the translations of datagrams that were redirected to `listener`, so that later
-/// datagrams go to their original destination. `asked` lists source ports in addition to those of
-/// open sockets. Nothing is done for a pod that has ended, since it has no addresses. Each entry is
-/// deleted by its tuple: listing them would make the kernel scan the entries of all namespaces, a
-/// tenth of a second for each pod on a node with many connections.
+/// Deletes the conntrack entries of datagrams that were redirected to `listener`, so that later datagrams go to their
+/// original destination. `asked` lists source ports that sent DNS queries to the proxy. Nothing is done for a pod that
+/// has ended, since it has no addresses. Each entry is deleted by its tuple: listing them would make the kernel scan
+/// the entries of all namespaces, a tenth of a second for each pod on a node with many connections.
 ///
 /// # Errors
 /// When the namespace cannot be entered, or the kernel refuses.
@@ -135,7 +134,7 @@ fn open_ports() -> io::Result<BTreeSet<u16>> {
     Ok(ports)
 }
 
-/// Returns the port in a line of `/proc/net/udp`: ` 123: 0100007F:0035 00000000:0000 07 ...`.
+/// Parses the local port in a line of `/proc/net/udp`: ` 123: 0100007F:0035 00000000:0000 07 ...`.
 fn local_port(line: &str) -> Option<u16> {
     let (_, port) = line.split_ascii_whitespace().nth(1)?.rsplit_once(':')?;
     u16::from_str_radix(port, 16).ok()
@@ -146,12 +145,12 @@ fn family_of(ip: IpAddr) -> [u8; 4] {
     [family, 0, 0, 0]
 }
 
-/// `CTA_*`, for the entry of a connection in use.
+/// Message type and attributes (`CTA_*`) that create the entry of an established connection.
 const NEW: u16 = SUBSYSTEM;
 const STATUS: u16 = 3;
 const PROTOCOL_INFO: u16 = 4;
 const TIMEOUT: u16 = 7;
-/// `IPS_SEEN_REPLY`, `IPS_ASSURED`, `IPS_CONFIRMED`.
+/// Status of a connection in use: `IPS_SEEN_REPLY`, `IPS_ASSURED`, `IPS_CONFIRMED`.
 const IN_USE: u32 = 1 << 1 | 1 << 2 | 1 << 3;
 /// State of established connections, `TCP_CONNTRACK_ESTABLISHED`.
 const ESTABLISHED: u8 = 3;
@@ -161,7 +160,7 @@ const LIBERAL: u8 = 0x08;
 /// Timeout of an established connection, the kernel's default of five days.
 const ESTABLISHED_TIMEOUT_SECONDS: u32 = 5 * 24 * 3600;
 
-/// Returns the attributes of an established connection, besides its addresses.
+/// Returns the attributes of an established TCP connection's entry, except its addresses.
 fn in_use() -> Attrs {
     Attrs::raw(&liberal(Some(ESTABLISHED)).into_bytes())
         .u32_be(STATUS, IN_USE)
@@ -178,7 +177,7 @@ fn liberal(state: Option<u8>) -> Attrs {
     Attrs::new().nest(PROTOCOL_INFO, &Attrs::new().nest(1, &tcp))
 }
 
-/// One direction of a flow.
+/// Source and destination of one direction of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tuple {
     source: SocketAddr,
@@ -210,7 +209,7 @@ impl Tuple {
         Attrs::new().nest(direction, &tuple)
     }
 
-    /// Decodes a tuple; `None` if it is not of a UDP flow.
+    /// Decodes the tuple of a UDP flow; `None` for other protocols.
     fn read(tuple: &[u8]) -> Option<Self> {
         let (addresses, ports) = (attr(tuple, 1)?, attr(tuple, 2)?);
         if attr(ports, 1)? != [UDP] {

@@ -1,4 +1,4 @@
-//! UDP sockets of a pod: created inside its network namespace and used from outside, like those of
+//! UDP sockets of a pod: created inside its network namespace and used from outside, like the TCP sockets of
 //! [`crate::socket`].
 
 use std::{
@@ -11,8 +11,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{netns::Netns, socket::SocketError};
 
-/// Opens a socket on the loopback address of a family in `netns` (or the caller's namespace), where
-/// redirected datagrams arrive; `None` if the namespace does not have the family.
+/// Opens a socket on the loopback address in `netns` (or the caller's namespace), where redirected datagrams arrive;
+/// `None` if the address family is disabled in the namespace.
 ///
 /// # Errors
 /// When the socket cannot be made, marked or bound.
@@ -49,8 +49,7 @@ pub fn listen(
     }
 }
 
-/// Opens a socket in `netns` (or the caller's namespace) that is ready to be connected to `peer`,
-/// from a port of the kernel's choosing.
+/// Opens a socket in `netns` (or the caller's namespace) on an ephemeral port, ready to be connected to `peer`.
 ///
 /// # Errors
 /// When the socket cannot be made or marked.

@@ -9,10 +9,10 @@ use std::{
 
 use ambit_netplan::{Backend, Family, iptables::State};
 
-/// Why an iptables program failed.
+/// Error of running `iptables-save` or `iptables-restore`.
 #[derive(Debug, thiserror::Error)]
 pub enum IptablesError {
-    /// The program could not be run; mostly because it is not installed.
+    /// The program could not be started, mostly because it is not installed.
     #[error("cannot run {program}; is it installed?")]
     Run {
         /// Name of the program.
@@ -21,10 +21,10 @@ pub enum IptablesError {
         #[source]
         source: io::Error,
     },
-    /// The lock against concurrent changes is unavailable.
+    /// The lock file against concurrent changes cannot be locked.
     #[error("cannot lock the network namespace")]
     Lock(#[source] io::Error),
-    /// The program ran and failed.
+    /// The program exited with an error.
     #[error("{program} failed: {message}")]
     Failed {
         /// Name of the program.
@@ -52,14 +52,14 @@ pub(crate) fn lock() -> Result<File, IptablesError> {
     locked().map_err(IptablesError::Lock)
 }
 
-/// Programs of one variant and family.
+/// `iptables-save` and `iptables-restore` of one variant and address family.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Iptables {
     stem: &'static str,
 }
 
 impl Iptables {
-    /// Returns the programs of a backend; `None` if it is not iptables.
+    /// Selects the programs for a backend; `None` if the backend is not iptables.
     pub(crate) fn new(backend: Backend, family: Family) -> Option<Self> {
         let stem = match (backend, family) {
             (Backend::IptablesNft, Family::V4) => "iptables-nft",
@@ -76,7 +76,7 @@ impl Iptables {
         Ok(ambit_netplan::iptables::parse_save(&self.save()?))
     }
 
-    /// Returns all rules as text.
+    /// Returns the rules of all tables, as `iptables-save` prints them.
     pub(crate) fn save(self) -> Result<String, IptablesError> {
         self.save_with(&[])
     }
@@ -98,7 +98,7 @@ impl Iptables {
         succeeded(&program, &output)
     }
 
-    /// Feeds a script to the restorer; each table in it is committed in one step.
+    /// Passes a script to `iptables-restore`, which commits each table in one step.
     pub(crate) fn restore(self, script: &str) -> Result<(), IptablesError> {
         if script.is_empty() {
             return Ok(());

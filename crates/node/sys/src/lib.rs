@@ -1,4 +1,4 @@
-//! The kernel interfaces: namespaces, sockets, SEQPACKET with descriptors, netlink, nftables.
+//! Linux kernel interfaces: network namespaces, sockets, SEQPACKET with descriptors, netlink, nftables.
 //!
 //! The only crate that enters a network namespace or uses netlink. It decides nothing: the desired
 //! state of a namespace is a value from `ambit-netplan`.

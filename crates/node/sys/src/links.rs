@@ -18,14 +18,14 @@ use crate::{
 
 const GET_LINK: u16 = 18;
 const GET_NETNS_ID: u16 = 90;
-/// `struct ifinfomsg`: family, padding, type, index, flags, which of the flags.
+/// Length of `struct ifinfomsg`: family, padding, type, index, flags, mask of flags to change.
 const HEADER: usize = 16;
 const INDEX: usize = 4;
 const FLAGS: usize = 8;
 const UP: u32 = 1;
-/// `struct rtgenmsg`, padded.
+/// Length of `struct rtgenmsg` with padding.
 const GENMSG: usize = 4;
-/// Attribute of the number, `NETNSA_NSID`.
+/// Attribute of a namespace's number (nsid), `NETNSA_NSID`.
 const NETNS_ID: u16 = 1;
 const NETNS_FD: u16 = 3;
 /// Attributes of a link, `IFLA_*`.
@@ -34,17 +34,17 @@ const PEER: u16 = 5;
 const MASTER: u16 = 10;
 const INFO: u16 = 18;
 const PEER_NETNS_ID: u16 = 37;
-/// Attribute of the kind of link, `IFLA_INFO_KIND`.
+/// Attribute of the link type (such as `veth`), `IFLA_INFO_KIND`.
 const KIND: u16 = 1;
 /// Index of the loopback interface, equal in every namespace.
 const LOOPBACK: u32 = 1;
 
-/// The interfaces of a pod, loopback aside.
+/// Interfaces of a pod except loopback, by whether the node sees their frames.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Links {
     /// Names of the interfaces on which the node sees every frame.
     pub seen: Vec<String>,
-    /// The other interfaces in use: name and kind, as `ip -d link` shows it.
+    /// Other interfaces that are up: name and link type, as `ip -d link` shows it.
     pub unseen: Vec<(String, String)>,
 }
 
@@ -76,7 +76,7 @@ struct Link {
     index: u32,
     flags: u32,
     name: String,
-    /// Empty for hardware devices.
+    /// Link type, such as `veth`; empty for hardware devices.
     kind: String,
     peer: Option<u32>,
     peer_netns_id: Option<u32>,
@@ -84,7 +84,7 @@ struct Link {
 }
 
 impl Link {
-    /// Returns the index of the other end of a veth pair, if it is in the namespace of this number.
+    /// Returns the index of the other end of a veth pair, if that end is in the namespace with this number (nsid).
     fn peer_in(&self, netns_id: Option<u32>) -> Option<u32> {
         let is_there = netns_id.is_some() && self.peer_netns_id == netns_id;
         self.peer.filter(|_| is_there && self.kind == "veth")
@@ -106,7 +106,7 @@ fn read(link: &[u8]) -> Option<Link> {
     })
 }
 
-/// Returns the number that `netns` has in the calling thread's namespace; `None` if it has none.
+/// Returns the number (nsid) of `netns` in the calling thread's namespace; `None` if it has none.
 fn netns_id(socket: &mut Socket, netns: &Netns) -> io::Result<Option<u32>> {
     let fd = u32::try_from(netns.as_fd().as_raw_fd()).unwrap_or_default();
     let request = Attrs::new().u32(NETNS_FD, fd).into_bytes();
@@ -116,8 +116,8 @@ fn netns_id(socket: &mut Socket, netns: &Netns) -> io::Result<Option<u32>> {
     Ok(number.filter(|number| *number != u32::MAX))
 }
 
-/// Whether frames from the node's interface pass the node's rules: it must not be a port of a
-/// device that forwards frames by itself.
+/// Whether frames from the node's interface pass the node's rules: false for a port of a device that forwards frames by
+/// itself.
 fn is_guarded(node: &Netns, index: u32) -> io::Result<bool> {
     node.run(|| {
         let mut socket = Socket::open(None)?;

@@ -1,4 +1,4 @@
-//! The loopback link of a pod's namespace.
+//! Brings up the loopback interface of a pod's namespace.
 
 use std::io;
 

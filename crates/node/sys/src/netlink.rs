@@ -1,4 +1,4 @@
-//! Netlink messages as bytes, and a socket to send and receive them. Blocking, with a deadline.
+//! Encodes and decodes netlink messages, and exchanges them with the kernel. Blocks, with a timeout.
 //!
 //! Handles framing and attributes only; `nft` and `route` give them their meaning.
 
@@ -14,7 +14,7 @@ use rustix::net::{
 pub(crate) const REQUEST: u16 = 0x1;
 /// Flag that requests an acknowledgement of success.
 pub(crate) const ACK: u16 = 0x4;
-/// Flag of a request for all objects.
+/// Flag of a request that lists all objects.
 pub(crate) const DUMP: u16 = 0x300;
 /// Flag that replaces an existing object.
 pub(crate) const REPLACE: u16 = 0x100;
@@ -32,14 +32,14 @@ const DUMP_INTERRUPTED: u16 = 0x10;
 const NESTED: u16 = 0x8000;
 const TYPE_MASK: u16 = 0x3fff;
 const HEADER: usize = 16;
-/// Timeout of a response, which the kernel normally sends at once.
+/// Timeout for the kernel's response, which normally arrives at once.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Receive buffer, larger than any datagram of the kernel.
+/// Size of the receive buffer in bytes, larger than any datagram of the kernel.
 const BUFFER_BYTES: usize = 256 * 1024;
-/// Maximum attempts at a dump that concurrent changes interrupt.
+/// Maximum attempts to dump objects that change during the dump.
 const DUMP_ATTEMPTS: usize = 10;
 
-/// A growing list of attributes.
+/// Encoded netlink attributes, to which more can be appended.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Attrs(Vec<u8>);
 
@@ -102,7 +102,7 @@ pub(crate) fn attrs(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// Returns the attribute of this kind.
+/// Returns the value of the first attribute of this kind.
 pub(crate) fn attr(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     attrs(bytes)
         .find(|(k, _)| *k == kind)
@@ -114,17 +114,17 @@ pub(crate) fn text(value: &[u8]) -> Option<&str> {
     std::str::from_utf8(value.strip_suffix(&[0]).unwrap_or(value)).ok()
 }
 
-/// Decodes a number in network order.
+/// Decodes a 32-bit number in network byte order.
 pub(crate) fn u32_be(value: &[u8]) -> Option<u32> {
     Some(u32::from_be_bytes(value.get(..4)?.try_into().ok()?))
 }
 
-/// Decodes a long number in network order.
+/// Decodes a 64-bit number in network byte order.
 pub(crate) fn u64_be(value: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(value.get(..8)?.try_into().ok()?))
 }
 
-/// Decodes a number in host order.
+/// Decodes a 32-bit number in host byte order.
 pub(crate) fn u32_ne(value: &[u8]) -> Option<u32> {
     u32_at(value, 0)
 }
@@ -141,7 +141,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     ))
 }
 
-/// Appends one message: `body` is the family's fixed header followed by attributes.
+/// Appends one message to `out`; `body` consists of the family's fixed header and the attributes.
 pub(crate) fn message(out: &mut Vec<u8>, kind: u16, flags: u16, seq: u32, body: &[&[u8]]) {
     let len = HEADER + body.iter().map(|part| part.len()).sum::<usize>();
     out.extend_from_slice(&u32::try_from(len).unwrap_or(u32::MAX).to_ne_bytes());
@@ -177,7 +177,7 @@ fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Received<'_>> {
     })
 }
 
-/// Returns the error code of an error message; zero is success.
+/// Returns the result that an error message carries, of which code zero is success; `None` for other messages.
 fn error_of(message: &Received<'_>) -> Option<io::Result<()>> {
     if message.kind != ERROR {
         return None;
@@ -193,7 +193,7 @@ fn error_of(message: &Received<'_>) -> Option<io::Result<()>> {
     })
 }
 
-/// A netlink socket. It always belongs to the namespace of the thread that made it.
+/// Netlink socket, which belongs to the network namespace of the thread that opened it.
 #[derive(Debug)]
 pub(crate) struct Socket {
     fd: OwnedFd,
@@ -201,7 +201,7 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// Opens a socket for one netlink protocol; `None` is routing.
+    /// Opens a socket for one netlink protocol; `None` is `NETLINK_ROUTE`.
     pub(crate) fn open(protocol: Option<Protocol>) -> io::Result<Self> {
         Self::with_buffer(protocol, BUFFER_BYTES)
     }
@@ -241,8 +241,7 @@ impl Socket {
         }
     }
 
-    /// Reads until the message `last` is acknowledged. The first error of any message is the
-    /// result.
+    /// Reads responses until the message numbered `last` is acknowledged, and returns the first error of any message.
     pub(crate) fn acknowledged(&mut self, last: u32) -> Result<(), (u32, io::Error)> {
         let mut first_error = None;
         loop {
@@ -288,7 +287,7 @@ impl Socket {
         }
     }
 
-    /// Requests all objects of a kind, and passes each payload to `each`.
+    /// Requests all objects of a kind, and passes each message's payload to `each`.
     pub(crate) fn dump(
         &mut self,
         kind: u16,
@@ -311,7 +310,8 @@ impl Socket {
         ))
     }
 
-    /// Collects a dump. False when the state changed during the read.
+    /// Collects the payloads of a dump's messages; false if the objects changed meanwhile, so that the dump must be
+    /// repeated.
     fn collect_dump(&mut self, seq: u32, found: &mut Vec<Vec<u8>>) -> io::Result<bool> {
         let mut consistent = true;
         loop {

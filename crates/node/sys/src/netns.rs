@@ -1,4 +1,4 @@
-//! A network namespace as a value, and running code inside one.
+//! Network namespaces, and running code inside them.
 
 use std::{
     cell::RefCell,
@@ -11,25 +11,25 @@ use std::{
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// The calling thread's namespace.
+/// Path of the calling thread's network namespace.
 const THREAD_NETNS_PATH: &str = "/proc/thread-self/ns/net";
 
 thread_local! {
-    /// Namespace that [`Netns::stay_at_home`] remembered. Taken while the thread is in another
+    /// Namespace of the thread as remembered by [`Netns::stay_at_home`]. Taken while the thread is in another
     /// namespace, so that a nested [`Netns::run`] returns to the enclosing one.
     static HOME: RefCell<Option<File>> = const { RefCell::new(None) };
 }
 
-/// Identifies a namespace: two descriptors of the same namespace have the same id.
+/// Identity of a network namespace, equal for all descriptors of the same namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NetnsId {
-    /// Device of the namespace file system.
+    /// Device number of the namespace file system (`nsfs`).
     pub dev: u64,
-    /// Inode of the namespace.
+    /// Inode number of the namespace.
     pub ino: u64,
 }
 
-/// A network namespace, held open. Cheap to clone; the namespace lives as long as a clone does.
+/// Open descriptor of a network namespace. Cheap to clone; the namespace exists at least as long as a clone does.
 #[derive(Clone, Debug)]
 pub struct Netns {
     fd: Arc<OwnedFd>,
@@ -45,7 +45,7 @@ impl Netns {
         Self::from_fd(File::open(path)?.into())
     }
 
-    /// Converts a descriptor, for instance one received over a socket.
+    /// Checks that a descriptor, for instance one received over a socket, is a network namespace, and takes it over.
     ///
     /// # Errors
     /// When the descriptor cannot be examined, or is not a namespace at all.
@@ -76,8 +76,8 @@ impl Netns {
         Self::open(THREAD_NETNS_PATH)
     }
 
-    /// Remembers the calling thread's namespace, for [`Self::run`] to return to: threads that enter pods all
-    /// the time need not ask the kernel each time. Such a thread enters namespaces by [`Self::run`] alone.
+    /// Remembers the calling thread's namespace for [`Self::run`] to return to, so that threads that often enter pods
+    /// need not open it each time. Such a thread must enter namespaces by [`Self::run`] alone.
     ///
     /// # Errors
     /// When /proc is not mounted.
@@ -86,7 +86,7 @@ impl Netns {
         Ok(())
     }
 
-    /// The namespace's identity.
+    /// Returns the namespace's identity.
     pub fn id(&self) -> NetnsId {
         self.id
     }
@@ -142,9 +142,9 @@ fn enter(fd: BorrowedFd<'_>) -> io::Result<()> {
 
 struct ReturnGuard {
     home: Option<File>,
-    /// Whether the thread's own namespace is remembered.
+    /// Whether the thread's own namespace stays remembered for the next [`Netns::run`].
     stays: bool,
-    /// Whether the thread has entered another namespace.
+    /// Whether the thread is in another namespace.
     away: bool,
 }
 

@@ -1,4 +1,4 @@
-//! nftables over netlink: reads a table, and commits a list of changes as one transaction.
+//! nftables over netlink: reads tables, and commits lists of changes as one transaction.
 //!
 //! `ambit-netplan` owns the table's meaning; this module owns its encoding.
 
@@ -18,40 +18,39 @@ use protocol::{GENMSG, GET_CHAIN, GET_ELEMENTS, GET_RULE, GET_SET, GET_TABLE, UN
 
 use crate::netlink::{Attrs, Socket, attr, text};
 
-/// Why an nftables operation failed.
+/// Error of reading or changing nftables.
 #[derive(Debug, thiserror::Error)]
 pub enum NftError {
     /// The netlink socket could not be opened.
     #[error("cannot open a netfilter netlink socket")]
     Open(#[source] io::Error),
-    /// A table could not be read back.
+    /// A table could not be read from the kernel.
     #[error("cannot read nftables table {table}")]
     Read {
         /// Name of the table.
         table: String,
-        /// Error of the kernel.
+        /// Error that the kernel returned.
         #[source]
         source: io::Error,
     },
-    /// Rejected transaction, which had no effect.
+    /// The kernel rejected the transaction, which had no effect.
     #[error("the kernel refused the change of nftables table {table} at the step: {step}")]
     Refused {
         /// Name of the table.
         table: String,
-        /// Step that failed, named by the difference that it repairs.
+        /// Change that failed, described by the difference that it repairs.
         step: String,
-        /// Error of the kernel.
+        /// Error that the kernel returned.
         #[source]
         source: io::Error,
     },
 }
 
 impl NftError {
-    /// Whether the kernel lacks nftables or one of its expressions, so that another backend may
-    /// work.
+    /// Whether the kernel lacks nftables or a feature that the rules need, so that another backend may work.
     ///
-    /// ENOENT: an expression or chain type is missing; the others: the family, the protocol or an
-    /// option is missing.
+    /// ENOENT: an expression or chain type is missing; the other codes: the family, the protocol or an option is
+    /// missing.
     pub fn is_unsupported(&self) -> bool {
         let unsupported = [
             Errno::NOENT,
@@ -76,7 +75,7 @@ impl NftError {
     }
 }
 
-/// Nftables of one namespace: that of the thread that opened it.
+/// Connection to nftables in the namespace of the thread that opened it.
 #[derive(Debug)]
 pub(crate) struct Nft {
     socket: Socket,
@@ -93,7 +92,7 @@ impl Nft {
         Ok(Self { socket, family })
     }
 
-    /// Reads the table from the kernel; `None` if it does not exist.
+    /// Reads a table from the kernel; `None` if it does not exist.
     pub(crate) fn read(&mut self, table: &str) -> Result<Option<Table>, NftError> {
         self.read_table(table).map_err(|source| NftError::Read {
             table: table.to_owned(),
@@ -163,8 +162,7 @@ impl Nft {
         Ok(packets)
     }
 
-    /// Returns the names of all chains of all tables and families: a cheap check for rules of other
-    /// tools.
+    /// Returns the names of all chains of all tables and families, by which rules of other tools are detected cheaply.
     pub(crate) fn all_chains(&mut self) -> Result<Vec<String>, NftError> {
         let mut names = Vec::new();
         self.dump(GET_CHAIN, UNSPEC, Attrs::new(), |found| {
@@ -191,7 +189,7 @@ impl Nft {
             })
     }
 
-    /// Commits all changes or none.
+    /// Commits the changes of a table in one transaction.
     pub(crate) fn commit(&mut self, table: &str, changes: &[Change]) -> Result<(), NftError> {
         if changes.is_empty() {
             return Ok(());

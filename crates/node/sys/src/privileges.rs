@@ -1,19 +1,19 @@
-//! Drops capabilities that are no longer needed.
+//! Drops capabilities that the process does not need.
 
 use std::io;
 
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
-/// Capability that the process may retain.
+/// Linux capability that the process may retain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capability {
-    /// Capability to enter namespaces.
+    /// `CAP_SYS_ADMIN`: enters namespaces.
     SysAdmin,
-    /// Marking sockets, spoofing sources, changing a namespace's rules.
+    /// `CAP_NET_ADMIN`: marks sockets, spoofs source addresses, changes a namespace's rules.
     NetAdmin,
-    /// Reading other users' processes, including their namespaces.
+    /// `CAP_SYS_PTRACE`: reads the processes of other users, including their namespaces.
     SysPtrace,
-    /// Writing to directories of other users.
+    /// `CAP_DAC_OVERRIDE`: writes to directories of other users.
     DacOverride,
 }
 
@@ -28,7 +28,7 @@ impl Capability {
     }
 }
 
-/// Drops every capability but these, for the calling thread and threads that it starts from now on.
+/// Drops every capability but the requested ones, for the calling thread and threads that it starts from now on.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -48,7 +48,7 @@ pub fn keep(requested: &[Capability]) -> io::Result<()> {
     )?)
 }
 
-/// Clears the effective set of capabilities, but not the permitted one: programs that the thread
+/// Clears the effective capabilities of the calling thread, but keeps the permitted ones, so that programs that it
 /// starts may have them.
 ///
 /// # Errors

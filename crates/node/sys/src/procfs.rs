@@ -1,4 +1,4 @@
-//! Finding the network namespaces of running pods through /proc.
+//! Finds the network namespaces of running pods through `/proc`.
 //!
 //! Every process is attributed to a pod ([`Attribution`]); the namespace of a pod's oldest process is
 //! the pod's, provided that one of its interfaces has one of the pod's addresses: a process may be in
@@ -21,59 +21,59 @@ mod cgroup;
 
 pub use cgroup::{CgroupError, pod_of_cgroups};
 
-/// Maximum size of one file of a process.
+/// Maximum size of one file in a process' `/proc` directory, in bytes.
 const MAX_FILE_BYTES: u64 = 256 * 1024;
 
-/// Method of attributing a process to a pod.
+/// Method by which a process is attributed to a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Attribution {
-    /// Pod UID in the cgroup path, as kubelet and container runtimes name it.
+    /// By the pod UID in the cgroup's path, as kubelet and container runtimes name it.
     Cgroup,
-    /// Pod UID in an environment variable, for pods that no kubelet started.
+    /// By the pod UID in this environment variable, for pods that no kubelet started.
     Environ(String),
 }
 
-/// Pod whose network namespace is searched.
+/// Pod whose network namespace is to be found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodTarget {
-    /// Uid of the pod.
+    /// UID of the pod.
     pub uid: String,
-    /// Another name that its cgroup may have: the configuration hash of a static pod.
+    /// Alternative to the UID in cgroup names: the configuration hash of a static pod.
     pub alias: Option<String>,
-    /// Addresses of the pod, one of which its namespace must have; a pod without addresses is not found.
+    /// Addresses of the pod, one of which its namespace must have; without any, the namespace is not found.
     pub addresses: Vec<IpAddr>,
 }
 
 /// Result of a scan of `/proc`.
 #[derive(Debug, Default)]
 pub struct Discovered {
-    /// Namespaces by pod uid.
+    /// Network namespaces that were found, by pod UID.
     pub found: BTreeMap<String, Netns>,
-    /// Processes of a searched pod whose namespace was rejected.
+    /// Processes that were attributed to a pod, but are in a namespace that is not the pod's.
     pub rejected: Vec<Rejected>,
 }
 
-/// A process whose namespace is not that of the pod it was attributed to.
+/// Process whose namespace is not that of the pod to which it was attributed.
 #[derive(Debug)]
 pub struct Rejected {
-    /// The pod's uid.
+    /// UID of the pod to which the process was attributed.
     pub uid: String,
-    /// Number of the process.
+    /// Process ID (PID) of the process.
     pub pid: u32,
-    /// Why its namespace is not the pod's.
+    /// Reason why its namespace is not taken for the pod's.
     pub why: RejectReason,
 }
 
-/// Why a process' namespace was refused.
+/// Reason why a process' namespace is not taken for its pod's.
 #[derive(Debug, thiserror::Error)]
 pub enum RejectReason {
     /// The process is in the node's own namespace.
     #[error("the process is in the node's namespace")]
     NodeNamespace,
-    /// Pod without an address to verify the namespace by.
+    /// The pod has no address yet by which its namespace could be identified.
     #[error("the pod has no addresses yet")]
     NoAddresses,
-    /// The process is in another pod's namespace.
+    /// No interface of the namespace has one of the pod's addresses.
     #[error("no interface in the process' namespace carries an address of the pod")]
     ForeignNamespace,
     /// The namespace could not be examined.
@@ -81,7 +81,7 @@ pub enum RejectReason {
     Examine(#[source] io::Error),
 }
 
-/// Searches the namespaces of `targets` among the processes under `proc`, normally `/proc`. Blocks for thousands of
+/// Searches the processes under `proc`, normally `/proc`, for the namespaces of `targets`. Blocks for thousands of
 /// small reads. Processes that end meanwhile are skipped.
 ///
 /// # Errors
@@ -134,7 +134,7 @@ pub fn discover(
     })
 }
 
-/// Returns the namespaces that belong to no pod: that of the machine's first process, and our own.
+/// Returns the namespaces that belong to no pod: those of the node's first process and of this one.
 fn node_namespaces(proc: &Path) -> io::Result<Vec<NetnsId>> {
     let mut ids = Vec::new();
     for opened in [Netns::open(proc.join("1/ns/net")), Netns::current()] {
@@ -147,7 +147,7 @@ fn node_namespaces(proc: &Path) -> io::Result<Vec<NetnsId>> {
     Ok(ids)
 }
 
-/// Whether the error is about the caller rather than the examined process.
+/// Whether the error means that this process or the node is out of descriptors or memory.
 fn is_exhaustion(error: &io::Error) -> bool {
     use rustix::io::Errno;
     [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS]
@@ -208,10 +208,11 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// Whether `netns` belongs to a pod with these addresses.
+/// Checks that `netns` belongs to a pod with these addresses: one of its interfaces has one of them.
 ///
 /// # Errors
-/// The reason why it does not, or why that is unknown.
+///
+/// The reason why it does not, or why its addresses are unknown.
 pub fn owns(netns: &Netns, addresses: &[IpAddr]) -> Result<(), RejectReason> {
     if addresses.is_empty() {
         return Err(RejectReason::NoAddresses);
@@ -263,7 +264,7 @@ impl Process {
     }
 }
 
-/// Field 22 of a `stat` file: when the process started, in clock ticks since boot.
+/// Parses the start time, in clock ticks since boot, from a process' `stat` file (field 22).
 fn start_time(stat: &str) -> Option<u64> {
     // The command's name, in parentheses, may itself contain spaces and parentheses.
     let (_, rest) = stat.rsplit_once(')')?;

@@ -1,4 +1,4 @@
-//! Applies redirection to a pod's namespace, compares it with the desired state, and removes it.
+//! Applies redirection to a pod's network namespace, compares it with the desired state, and removes it.
 //!
 //! Owns the order of steps: policy routing before rules, nftables before iptables; never touches the
 //! rules of others. All functions block for a few milliseconds; callers with a runtime use a blocking
@@ -63,10 +63,9 @@ pub fn apply(netns: &Netns, spec: &RedirectionSpec) -> Result<Applied, Redirecti
     })
 }
 
-/// Starts redirection where no guard with the connection check is in place: redirects new
-/// connections, and registers open ones with connection tracking before the guards follow. Not
-/// repeated once the guard is in place, since a connection that it accepted must not count as a
-/// pre-capture connection.
+/// Starts redirection in a pod whose inbound guard, if any, accepts unknown connections: redirects new connections, and
+/// registers open ones with connection tracking before the guards follow. Does nothing if the guard accepts known
+/// connections only, since a connection that it let through must not be registered as a pre-capture one.
 fn begin(
     backend: RedirectionBackend,
     capturing: &Ruleset,
@@ -91,7 +90,8 @@ fn begin(
     Ok(Some(drift))
 }
 
-/// Removes the rules of Istio's agent. The pod is captured whether this succeeds or not.
+/// Removes the rules of Istio's agent, if there are any. A failure is logged only: the pod is captured by Ambit's rules
+/// in any case.
 fn take_over(drift: &mut Drift) {
     let removed = foreign::find().and_then(|found| {
         drift.nothing_found &= found.is_absent();
@@ -150,7 +150,7 @@ pub fn observe(netns: &Netns, spec: &RedirectionSpec) -> Result<Drift, Redirecti
     })
 }
 
-/// Removes redirection from a running pod: new connections go direct, those in the proxy continue.
+/// Removes redirection from a running pod: new connections bypass the proxy, those in the proxy continue.
 ///
 /// The rules that those need stay (see `ambit_netplan::plan_released`) until the namespace ends or
 /// [`purge`] is called. Rules of Istio's agent are removed too. In a namespace without redirection
@@ -176,8 +176,7 @@ pub fn release(netns: &Netns) -> Result<(), RedirectionError> {
     })
 }
 
-/// Removes all rules of ours, including those that [`release`] leaves. Connections in the proxy
-/// break.
+/// Removes all of Ambit's rules, including those that [`release`] leaves. Connections in the proxy break.
 ///
 /// # Errors
 /// When a rule of ours could not be removed.
@@ -203,8 +202,8 @@ pub fn purge(netns: &Netns) -> Result<(), RedirectionError> {
     })
 }
 
-/// Whether the namespace has tables of iptables' legacy variant that cannot be read, because the program
-/// is not installed here: rules of Istio's agent in them stay.
+/// Whether the namespace has iptables-legacy tables that cannot be read, because the program is not installed here:
+/// rules of Istio's agent in them cannot be removed.
 ///
 /// # Errors
 /// When the namespace cannot be read.
@@ -219,7 +218,7 @@ fn inside<T>(
     netns.run(work).map_err(RedirectionError::Enter)?
 }
 
-/// Tries one backend after the other; only a missing feature of kernel or node selects the next.
+/// Calls `run` for one backend after the other, until one does not fail for a missing feature of the kernel or node.
 fn first_working<T>(
     requested: Backend,
     mut attempt: impl FnMut(RedirectionBackend) -> Result<T, RedirectionError>,

@@ -1,4 +1,4 @@
-//! The policy rule and local route that bring replies to spoofed sources back to the proxy.
+//! Adds and removes the policy rule and local route that bring replies to spoofed sources back to the proxy.
 
 use std::io;
 
@@ -20,7 +20,7 @@ const TO_TABLE: u8 = 1;
 const LOCAL: u8 = 2;
 const SCOPE_HOST: u8 = 254;
 const PROTOCOL_STATIC: u8 = 4;
-/// `FRA_*` and `RTA_*`.
+/// Attributes of policy rules (`FRA_*`) and routes (`RTA_*`).
 const RULE_PRIORITY: u16 = 6;
 const RULE_MARK: u16 = 10;
 const RULE_TABLE: u16 = 15;
@@ -28,13 +28,13 @@ const RULE_MASK: u16 = 16;
 const ROUTE_OUT: u16 = 4;
 const ROUTE_TABLE: u16 = 15;
 
-/// Routing of one namespace: that of the thread that opened it.
+/// Netlink socket for the policy rules and routes of the namespace of the thread that opened it.
 #[derive(Debug)]
 pub(crate) struct Routing {
     socket: Socket,
 }
 
-/// Which parts of a [`PolicyRouting`] exist.
+/// Whether the rule and the route of a [`PolicyRouting`] exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Present {
     pub(crate) rule: bool,
@@ -65,14 +65,14 @@ impl Routing {
         Ok(present)
     }
 
-    /// Adds the missing parts. Rule and route are each tried, even if the other fails.
+    /// Adds the policy rule and the local route if they are missing. Tries both, even if one fails.
     pub(crate) fn ensure(&mut self, routing: &PolicyRouting) -> io::Result<()> {
         let rule = self.change_rule(NEW_RULE, CREATE | EXCLUSIVE, routing);
         let route = self.change_route(NEW_ROUTE, CREATE | REPLACE, routing);
         ignore(rule, io::ErrorKind::AlreadyExists).and(route)
     }
 
-    /// Removes rule and route; absence is not an error.
+    /// Removes the policy rule and the local route; a missing one is no error.
     pub(crate) fn remove(&mut self, routing: &PolicyRouting) -> io::Result<()> {
         const ESRCH: i32 = 3;
         let rule = self.change_rule(DELETE_RULE, 0, routing);

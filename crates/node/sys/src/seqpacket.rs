@@ -1,4 +1,4 @@
-//! `SOCK_SEQPACKET` over a Unix socket, with at most one descriptor a record.
+//! `SOCK_SEQPACKET` over Unix sockets, with at most one descriptor a record.
 //!
 //! [`SeqPacket`] and [`SeqPacketListener`] are for tasks; [`plain`] is for a process without a runtime.
 //!
@@ -25,34 +25,32 @@ use rustix::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// Number of descriptors that can be received: more than allowed, so that surplus ones are noticed
+/// Maximum descriptors that one receive call accepts: more than the protocol allows, so that surplus ones are noticed
 /// and closed.
 const MAX_RECEIVED_FDS: usize = 4;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// Maximum connections that wait to be accepted.
+/// Length of the listening socket's accept queue.
 const BACKLOG: i32 = 64;
 
-/// Received SEQPACKET record.
+/// Length and descriptor of a received record.
 #[derive(Debug)]
 pub struct Received {
-    /// Length in bytes; zero if the peer closed the socket.
+    /// Length of the record in bytes; zero if the peer closed the socket.
     pub len: usize,
-    /// Descriptor attached to the message.
+    /// Descriptor attached to the record.
     pub fd: Option<OwnedFd>,
 }
 
-/// The file of a listening socket. It is removed when this is dropped, unless a successor has put its
-/// own there by then.
+/// File of a listening socket. Dropping it removes the file, unless a successor has replaced it.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
     inode: u64,
 }
 
-/// A listening socket, bound to a path. The file is removed when this is dropped, unless a successor has
-/// put its own there by then.
+/// Socket that listens at a path. Dropping it removes the file, unless a successor has replaced it.
 #[derive(Debug)]
 pub struct SeqPacketListener {
     socket: AsyncFd<OwnedFd>,
@@ -60,7 +58,7 @@ pub struct SeqPacketListener {
 }
 
 impl SeqPacketListener {
-    /// Listens at `path`; a socket left there by an earlier process is removed first.
+    /// Listens at `path`, and replaces the file of an earlier process.
     ///
     /// # Errors
     /// When the path cannot be bound, or is too long for a socket address.
@@ -85,9 +83,8 @@ impl SeqPacketListener {
     }
 }
 
-/// Creates a listening socket. It listens before its file replaces an existing one, so that a
-/// client finds a listening socket at every moment. With a mode, the file has it before any client
-/// can connect.
+/// Creates a listening socket. It listens before its file replaces an existing one, so that clients find a listening
+/// socket at every moment. `mode` sets the file's permissions before any client can connect.
 fn listen_at(path: &Path, mode: Option<u32>) -> io::Result<(OwnedFd, SocketFile)> {
     let new = path.with_extension("new");
     match fs::remove_file(&new) {
@@ -115,7 +112,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// SEQPACKET connection, which can send and receive concurrently.
+/// SEQPACKET connection for tasks, which may send and receive concurrently.
 #[derive(Debug)]
 pub struct SeqPacket {
     socket: AsyncFd<OwnedFd>,
@@ -141,7 +138,7 @@ impl SeqPacket {
         Self::new(plain::connect_to(path)?)
     }
 
-    /// Converts a connected descriptor, for instance an inherited one.
+    /// Converts the descriptor of a connected socket, for instance an inherited one.
     ///
     /// # Errors
     /// When the descriptor is not such a connection.
@@ -156,7 +153,7 @@ impl SeqPacket {
         Self::new(socket)
     }
 
-    /// Creates the two ends of one connection.
+    /// Creates a pair of connected sockets.
     ///
     /// # Errors
     /// When the kernel cannot make a socket.
@@ -187,8 +184,7 @@ impl SeqPacket {
         }
     }
 
-    /// Sends one record without a task: blocks the thread while the peer's queue is full. For peers that
-    /// always read.
+    /// Sends one record, blocking the thread while the peer's queue is full. For peers that always read.
     ///
     /// # Errors
     /// As [`Self::send`]; `TimedOut` when the peer does not read.
@@ -273,7 +269,7 @@ fn recv_now(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
     })
 }
 
-/// Nonblocking variant without tasks: every call returns at once, and the caller polls.
+/// Variant without async runtime: calls return at once (`EAGAIN`), and the caller polls the descriptors.
 pub mod plain {
     use std::time::Duration;
 
@@ -284,7 +280,7 @@ pub mod plain {
     /// Timeout of [`SeqPacket::send_blocking`].
     const TIMEOUT: Duration = Duration::from_secs(5);
 
-    /// A listening socket; see [`SeqPacketListener`].
+    /// Nonblocking listening socket; see [`SeqPacketListener`].
     #[derive(Debug)]
     pub struct Listener {
         socket: OwnedFd,
@@ -292,7 +288,7 @@ pub mod plain {
     }
 
     impl Listener {
-        /// Listens at `path`; a socket left there is removed first. Only the same user may connect.
+        /// Listens at `path`, and replaces the file of an earlier process. Only the same user may connect.
         ///
         /// # Errors
         /// When the path cannot be bound.
@@ -329,7 +325,7 @@ pub mod plain {
         Ok(socket)
     }
 
-    /// Creates the two ends of one connection.
+    /// Creates a pair of connected nonblocking sockets.
     ///
     /// # Errors
     /// When the kernel cannot make a socket.

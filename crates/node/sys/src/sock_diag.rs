@@ -1,4 +1,4 @@
-//! The TCP sockets of a network namespace, of all processes, as the kernel's `sock_diag` reports them.
+//! Lists the TCP sockets of a network namespace, of all processes, through the kernel's `sock_diag` interface.
 
 use std::{
     io,
@@ -17,25 +17,26 @@ const DESTROY: u16 = 21;
 const TCP: u8 = 6;
 const INET: u8 = 2;
 const INET6: u8 = 10;
-/// Length of the socket identity: ports, addresses, interface and cookie.
+/// Length of a socket's identity (`struct inet_diag_sockid`): ports, addresses, interface and cookie.
 const ID_BYTES: usize = 48;
-/// Length of a reply's header: family, state, timer, retransmissions; the identity; five numbers.
+/// Length of a reply's header (`struct inet_diag_msg`): family, state, timer, retransmissions; the identity; five
+/// numbers.
 const HEADER_BYTES: usize = 4 + ID_BYTES + 20;
 const MARK: u16 = 15;
 /// Maximum number of sockets that are read from one namespace.
 const MAX_SOCKETS: usize = 100_000;
 
-/// The states of sockets to list.
+/// Set of TCP states whose sockets are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Sockets of established connections.
+    /// Sockets in the state ESTABLISHED.
     Established,
-    /// Connections that can still carry data in at least one direction: also half-closed ones.
+    /// Sockets of connections that can still carry data in at least one direction, including half-closed ones.
     Open,
-    /// Connections that may still receive a packet that matters: also those being opened from outside, and
+    /// Sockets of connections that may still receive a significant packet: also those being opened from outside, and
     /// those closed by both sides with data in flight.
     InUse,
-    /// Sockets that listen.
+    /// Sockets that listen for connections.
     Listening,
 }
 
@@ -52,16 +53,16 @@ impl State {
     }
 }
 
-/// TCP socket of a namespace.
+/// TCP socket as `sock_diag` reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpSocket {
-    /// Canonical local address.
+    /// Local address; an IPv4-mapped IPv6 address is given as IPv4.
     pub local: SocketAddr,
-    /// Canonical remote address.
+    /// Remote address; an IPv4-mapped IPv6 address is given as IPv4.
     pub remote: SocketAddr,
-    /// `SO_MARK`; 0 if it has none, or if we lack the capability to read it.
+    /// Mark of the socket (`SO_MARK`); 0 without a mark, or without the capability to read it.
     pub mark: u32,
-    /// Inode number, which identifies the owning process.
+    /// Inode number, by which the owning process can be found.
     pub inode: u64,
     family: u8,
     id: [u8; ID_BYTES],
@@ -80,15 +81,15 @@ impl TcpSocket {
         }
     }
 
-    /// Returns a number that distinguishes this socket from all others with the same addresses,
-    /// earlier or later.
+    /// Returns the kernel's cookie, which distinguishes this socket from earlier and later ones with the same
+    /// addresses.
     pub fn cookie(&self) -> u64 {
         let cookie = self.id.last_chunk::<8>().copied();
         u64::from_ne_bytes(cookie.unwrap_or_default())
     }
 }
 
-/// Lists the sockets of `netns` in this state.
+/// Lists the sockets of `netns` in these TCP states.
 ///
 /// # Errors
 /// When the namespace cannot be entered, or the kernel lacks `sock_diag`.
@@ -116,7 +117,7 @@ pub(crate) fn dump(state: State) -> io::Result<Vec<TcpSocket>> {
     Ok(found)
 }
 
-/// Breaks a connection of the calling thread's namespace.
+/// Destroys a socket of the calling thread's namespace, which resets its connection.
 pub(crate) fn destroy(connection: &TcpSocket) -> io::Result<()> {
     let state = State::Open.mask();
     let request = request(connection.family, state, &connection.id);

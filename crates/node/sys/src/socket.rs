@@ -1,4 +1,4 @@
-//! TCP sockets of a pod: made inside its network namespace, used from outside.
+//! TCP sockets of a pod: created inside its network namespace, used from outside.
 //!
 //! A socket always belongs to the namespace its thread was in when it was made, so only `socket()`, and
 //! for listeners `bind` and `listen`, run inside; everything later, connecting included, runs wherever
@@ -27,67 +27,66 @@ pub use steering::{Worker, steer};
 /// pieces with a timer for each. Reno is in every kernel, and any user may choose it.
 const LOCAL_CONGESTION_CONTROL: &[u8] = b"reno";
 
-/// Whether sockets may bind foreign addresses (`IP_TRANSPARENT`).
+/// Whether sockets may use foreign addresses (`IP_TRANSPARENT`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transparent {
-    /// No probes are sent.
+    /// Sockets are not transparent.
     Off,
-    /// Transparent where the kernel and the capabilities allow it.
+    /// Sockets are transparent if the kernel and the capabilities allow it.
     #[default]
     BestEffort,
-    /// Transparent; a failure is an error.
+    /// Sockets are transparent; a failure is an error.
     Required,
 }
 
-/// TCP keepalive: when a silent peer counts as dead.
+/// TCP keepalive settings, which determine when a silent peer counts as dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keepalive {
     /// Idle time before the first probe.
     pub time: Duration,
-    /// Time between two probes.
+    /// Interval between two probes.
     pub interval: Duration,
-    /// Unanswered probes until the connection is dropped.
+    /// Number of unanswered probes after which the connection is dropped.
     pub retries: u32,
 }
 
-/// Options of established connections.
+/// Socket options of established connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tuning {
     /// Keepalive probes; `None` disables them.
     pub keepalive: Option<Keepalive>,
     /// Timeout of unacknowledged data (`TCP_USER_TIMEOUT`); `None` is the kernel's default.
     pub user_timeout: Option<Duration>,
-    /// Whether both ends are on this machine, so that sending is not paced.
+    /// Whether both ends are on this machine, so that a congestion control without pacing is used.
     pub near: bool,
-    /// Whether closing resets the connection and drops unsent data, also when the kernel closes it
-    /// because the process was killed; unless [`end_in_order`] was called.
+    /// Whether closing resets the connection and drops unsent data (zero `SO_LINGER`), also if the kernel closes it
+    /// because the process was killed. [`end_in_order`] undoes it.
     pub resets: bool,
 }
 
-/// A listener to be opened on the wildcard address.
+/// Specification of a listening socket on the wildcard or the loopback address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenSpec {
     /// Port to listen on.
     pub port: u16,
     /// Whether to open one dual-stack `[::]` socket, falling back to `0.0.0.0` without IPv6.
     pub ipv6: bool,
-    /// Whether to bind the loopback address only.
+    /// Whether to bind the loopback address instead of the wildcard address.
     pub loopback: bool,
     /// Whether several sockets (workers, an old and a new proxy) share the port.
     pub reuse_port: bool,
-    /// Whether the socket may use foreign addresses (`IP_TRANSPARENT`).
+    /// Whether the socket and its connections may use foreign addresses (`IP_TRANSPARENT`).
     pub transparent: Transparent,
-    /// Mark of its packets, `SO_MARK`.
+    /// Packet mark of the socket, `SO_MARK`.
     pub mark: Option<u32>,
     /// Length of the accept queue.
     pub backlog: i32,
-    /// Options that accepted connections inherit.
+    /// Socket options that accepted connections inherit.
     pub tuning: Tuning,
 }
 
 impl ListenSpec {
-    /// Returns the specification of a pod's proxy listener on `port`, with the defaults of the
-    /// contract.
+    /// Returns the specification of a pod's proxy listener on `port`, with the defaults of Istio's node proxy.
     pub fn of_pod(port: u16, mark: Option<u32>) -> Self {
         Self {
             port,
@@ -104,12 +103,12 @@ impl ListenSpec {
     }
 }
 
-/// An open listener.
+/// Listening socket that was opened or inherited.
 #[derive(Debug)]
 pub struct Listening {
-    /// Listener, set to non-blocking.
+    /// Listening socket, set to non-blocking.
     pub listener: std::net::TcpListener,
-    /// Whether transparency was granted: later sockets may then spoof their source.
+    /// Whether `IP_TRANSPARENT` was set, so that outbound sockets may spoof their source address too.
     pub transparent: bool,
 }
 
@@ -183,16 +182,16 @@ fn listen_on(spec: &ListenSpec, domain: Domain) -> Result<Listening, SocketError
     })
 }
 
-/// Kind of an inherited descriptor.
+/// Kind of a socket that another process opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketKind {
-    /// A listener for TCP connections at this address.
+    /// TCP socket that listens at this address.
     Listener(SocketAddr),
-    /// A UDP socket at this address.
+    /// UDP socket bound to this address.
     Datagram(SocketAddr),
 }
 
-/// Determines the kind of a descriptor that another process opened.
+/// Determines the kind of a socket that another process opened.
 ///
 /// # Errors
 /// When it is neither a TCP listener nor a UDP socket.
@@ -207,8 +206,8 @@ pub fn kind_of(socket: impl std::os::fd::AsFd) -> io::Result<SocketKind> {
     }
 }
 
-/// Prepares a listener that another process opened like one of our own: non-blocking, with the options
-/// that its connections inherit.
+/// Prepares a listening socket that another process opened: sets it to non-blocking, and sets the options that its
+/// connections inherit.
 ///
 /// # Errors
 /// When an option cannot be set.
@@ -226,17 +225,17 @@ pub fn adopt(listener: std::net::TcpListener, tuning: &Tuning) -> Result<Listeni
     })
 }
 
-/// Specification of a connection to be opened.
+/// Specification of a socket for an outgoing connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutboundSpec {
-    /// Mark of its packets, `SO_MARK`.
+    /// Packet mark of the socket, `SO_MARK`.
     pub mark: Option<u32>,
-    /// Foreign source address to bind; replies return by the pod's rules for marked connections. Must be of the
-    /// destination's family.
+    /// Source address to bind although it is another host's; replies return by the pod's routes for marked connections.
+    /// Must be of the destination's family.
     pub source: Option<IpAddr>,
-    /// Options of the connection.
+    /// Socket options of the connection.
     pub tuning: Tuning,
-    /// Worker for which to choose a source port, where [`steer`] has prepared the listeners.
+    /// Worker that the source port must select at the destination, if [`steer`] has prepared the listeners there.
     pub worker: Option<Worker>,
 }
 
@@ -269,7 +268,7 @@ pub fn outbound(
     Ok(TcpSocket::from_std_stream(socket.into()))
 }
 
-/// Sets the options of an accepted connection that it does not inherit from its listener.
+/// Sets the socket options of an accepted connection that it does not inherit from its listener.
 ///
 /// # Errors
 /// When the kernel refuses an option, as it does when the peer is already gone.
@@ -277,14 +276,14 @@ pub fn tune(stream: &TcpStream, tuning: &Tuning) -> io::Result<()> {
     tune_ref(SockRef::from(stream), tuning)
 }
 
-/// Makes closing a connection with [`Tuning::resets`] orderly: unsent data is still sent. Called
-/// when the peer has received, or will receive, an end of data.
+/// Clears [`Tuning::resets`] of a connection, so that closing it still sends unsent data. Called when the peer has
+/// received, or will receive, an end of data.
 pub fn end_in_order(stream: &TcpStream) {
     // Fails only for descriptors that are not sockets.
     let _never = SockRef::from(stream).set_linger(None);
 }
 
-/// Enables keepalive probes on a connection; `None` leaves a value unchanged.
+/// Enables keepalive probes on a connection; arguments that are `None` leave the kernel's value.
 ///
 /// # Errors
 /// When the kernel refuses it.
@@ -331,8 +330,8 @@ fn tune_ref(socket: SockRef<'_>, tuning: &Tuning) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the original destination of a redirected connection: the one before NAT if it was
-/// translated, else its local address.
+/// Returns the original destination of a redirected connection: the address before NAT if it was translated, else its
+/// local address.
 ///
 /// # Errors
 /// When the socket has no local address any more.

@@ -1,5 +1,4 @@
-//! TCP sockets of a network namespace: lists them, destroys them, and finds those that the proxy
-//! did not open.
+//! TCP sockets of a network namespace: lists and destroys them, and finds connections that the proxy does not carry.
 
 mod unproxied;
 
@@ -10,7 +9,8 @@ use crate::{conntrack::pre_capture, netns::Netns, sock_diag};
 pub use crate::sock_diag::{State, TcpSocket, tcp_sockets};
 pub use unproxied::{Direction, Unproxied, unproxied};
 
-/// Breaks a connection: both ends see a reset. Its later packets belong to no connection.
+/// Destroys a socket and its conntrack entry: both ends of the connection see a reset, and later packets belong to no
+/// known connection.
 ///
 /// # Errors
 /// [`io::ErrorKind::NotFound`] when it is gone already, [`io::ErrorKind::Unsupported`] when the kernel

@@ -1,4 +1,4 @@
-//! Actions on the kernel that carry out steps. All of them block, for milliseconds.
+//! Changes to the kernel that carry out enrolment steps. All functions block, for milliseconds.
 
 mod cgroup;
 
@@ -25,19 +25,20 @@ use ambit_zds::PodUid;
 
 use crate::enrolment::ScanTarget;
 
-/// Actions of the agent on the node and its pods. Tests have an implementation of their own.
+/// Operations of the agent on its node and pods, which tests replace by a simulation.
 pub trait Actions: Send + Sync + 'static {
-    /// Finds the namespaces of running pods.
+    /// Finds the network namespaces of the running pods in `targets`.
     ///
     /// # Errors
     /// When the processes of the node cannot be listed.
     fn scan(&self, targets: &[ScanTarget]) -> Result<BTreeMap<PodUid, Netns>, ActionError>;
-    /// Opens the network namespace at a path from the plugin, and sets its loopback interface up.
+    /// Opens the network namespace at the path that the plugin sent, and brings its loopback interface up.
     ///
     /// # Errors
     /// If the namespace does not exist or is the node's own, or its loopback interface stays down.
     fn open_netns(&self, path: &str) -> Result<Netns, ActionError>;
-    /// Applies redirection. The exemption of kubelet's probes depends on the pod's current interfaces, not on `spec`.
+    /// Applies redirection to a pod. On which interfaces kubelet's probes are exempt depends on the pod's current
+    /// interfaces, not on `spec`.
     ///
     /// # Errors
     /// If the kernel refuses the rules.
@@ -46,8 +47,8 @@ pub trait Actions: Send + Sync + 'static {
         netns: &Netns,
         spec: &RedirectionSpec,
     ) -> Result<RedirectionOutcome, ActionError>;
-    /// Closes the connections of a captured pod that its proxy does not carry: those from before its
-    /// capture. Kubelet's probes, to these ports, and what stays within the pod, go on.
+    /// Closes the pre-capture connections of a captured pod, which its proxy does not carry. Kubelet's probes of
+    /// `probe_ports`, and connections within the pod, continue.
     ///
     /// # Errors
     /// When they cannot be listed.
@@ -56,12 +57,12 @@ pub trait Actions: Send + Sync + 'static {
         netns: &Netns,
         probe_ports: &ProbePorts,
     ) -> Result<ClosedConnections, ActionError>;
-    /// Removes redirection, if there is any.
+    /// Removes redirection from a pod, if there is any; connections in the proxy continue.
     ///
     /// # Errors
     /// If a part of the redirection stays.
     fn release_rules(&self, netns: &Netns) -> Result<(), ActionError>;
-    /// Installs the node's probe rule, without changing its members.
+    /// Installs the rules that exempt kubelet's probes in the node's namespace; existing members stay.
     ///
     /// # Errors
     /// If the kernel refuses the rules.
@@ -76,49 +77,49 @@ pub trait Actions: Send + Sync + 'static {
         addresses: &[IpAddr],
         ports: &ProbePorts,
     ) -> Result<(), ActionError>;
-    /// Removes the exemption of a pod's probes.
+    /// Removes a pod from the exemption of probes.
     ///
     /// # Errors
     /// If the exemption stays.
     fn remove_probes(&self, uid: &str) -> Result<(), ActionError>;
-    /// Replaces the members of the probe exemption.
+    /// Replaces the addresses and ports of all pods in the exemption of probes.
     ///
     /// # Errors
     /// If the kernel refuses the change.
     fn set_probe_members(&self, members: &[HostMember]) -> Result<(), ActionError>;
-    /// Counts the connections that the node's probe rule has exempted since it was last written.
+    /// Returns the number of connections that the node's rules have exempted since they were last written.
     ///
     /// # Errors
     /// When the rule cannot be read.
     fn exempted_connections(&self) -> Result<u64, ActionError>;
-    /// Removes the node's probe rule.
+    /// Removes the rules that exempt kubelet's probes from the node's namespace.
     ///
     /// # Errors
     /// If the rule stays.
     fn remove_host(&self) -> Result<(), ActionError>;
 }
 
-/// A pod's redirection is in place.
+/// Result of applying a pod's redirection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedirectionOutcome {
-    /// Redirection that was in place before.
+    /// State of the redirection before it was applied.
     pub before: PriorRedirection,
-    /// Unexpected conditions that do not impair the redirection, as text for operators.
+    /// Warnings for operators that do not impair the redirection.
     pub warnings: Vec<String>,
 }
 
-/// State of a pod's redirection when it was inspected.
+/// State of a pod's redirection before it was applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PriorRedirection {
-    /// Redirection is completely in place.
+    /// Redirection was completely in place.
     All,
-    /// No redirection exists, neither of this nor of another agent.
+    /// No redirection existed, neither of Ambit's agent nor of Istio's.
     Nothing,
-    /// Redirection is incomplete; the text lists what is missing or wrong.
+    /// Redirection differed from the desired state, as the text describes.
     InPart(String),
 }
 
-/// Connections that were to be closed, formatted for logs.
+/// Pre-capture connections to be closed, formatted for logs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClosedConnections {
     /// Connections that were closed; both peers see a reset.
@@ -127,13 +128,13 @@ pub struct ClosedConnections {
     pub failed: Vec<(String, String)>,
 }
 
-/// Error of an action.
+/// Error of an operation on the node or a pod.
 #[derive(Debug, thiserror::Error)]
 pub enum ActionError {
     /// The node's processes cannot be listed.
     #[error("cannot list the processes under {path}")]
     Scan {
-        /// Expected path of the programs.
+        /// Path of the node's procfs.
         path: PathBuf,
         /// Cause of the error.
         #[source]
@@ -142,31 +143,31 @@ pub enum ActionError {
     /// The network namespace from the plugin cannot be opened.
     #[error("cannot open the network namespace {path}")]
     OpenNetns {
-        /// Path as seen by the agent.
+        /// Path of the namespace as seen by the agent.
         path: PathBuf,
         /// Cause of the error.
         #[source]
         source: io::Error,
     },
-    /// The loopback interface cannot be set up.
+    /// The loopback interface cannot be brought up.
     #[error("cannot bring up loopback in the network namespace {path}")]
     Loopback {
-        /// Path as seen by the agent.
+        /// Path of the namespace as seen by the agent.
         path: PathBuf,
         /// Cause of the error.
         #[source]
         source: io::Error,
     },
-    /// Refusal to capture the node itself, which would disconnect it.
+    /// The namespace from the plugin is the node's own, which is never captured, since that would disconnect the node.
     #[error("{path} is the node's own network namespace, which is never captured")]
     NodeNetns {
-        /// Path of the file.
+        /// Path of the namespace as seen by the agent.
         path: PathBuf,
     },
     /// Redirection in a pod cannot be changed.
     #[error("cannot {what} its redirection")]
     Redirection {
-        /// Operation, for the message: put or take away.
+        /// Operation that failed, as a verb for the message.
         what: &'static str,
         /// Cause of the error.
         #[source]
@@ -178,10 +179,10 @@ pub enum ActionError {
     /// A pod's connections cannot be listed.
     #[error("cannot list the pod's connections")]
     Connections(#[source] io::Error),
-    /// The node's probe rule cannot be changed.
+    /// The node's rules that exempt kubelet's probes cannot be changed.
     #[error("cannot {what} the exemption of probes on the node")]
     Probes {
-        /// Operation, for the message: put or take away.
+        /// Operation that failed, as a verb for the message.
         what: &'static str,
         /// Cause of the error.
         #[source]
@@ -189,26 +190,26 @@ pub enum ActionError {
     },
 }
 
-/// Actions on the node's kernel.
+/// Implementation of [`Actions`] on the node's kernel.
 #[derive(Debug)]
 pub struct KernelActions {
     /// Path of the node's procfs.
     pub proc: PathBuf,
-    /// Method of attributing a process to a pod.
+    /// Method by which a process is attributed to a pod.
     pub attribution: Attribution,
-    /// Prefix of the paths of namespaces from the plugin.
+    /// Prefix for the namespace paths that the plugin sends, such as `/host`.
     pub netns_prefix: PathBuf,
     /// Network namespace of the node.
     pub node: Netns,
-    /// Probe rule; `None` does not change the node's namespace.
+    /// Desired rules that exempt kubelet's probes; `None` leaves the node's namespace unchanged.
     pub host: Option<HostSpec>,
     /// Path of kubelet's cgroup in the node's cgroup v2 hierarchy.
     pub kubelet_cgroup: Option<String>,
 }
 
 impl KernelActions {
-    /// Returns the probe rule with kubelet's cgroup. A recreated cgroup has another number; a missing one exempts no
-    /// process.
+    /// Returns the desired probe rules with kubelet's current cgroup. A recreated cgroup has another id; a missing one
+    /// exempts no process.
     fn host_spec(&self) -> Option<HostSpec> {
         let name = self.kubelet_cgroup.as_deref();
         let find = |name| cgroup::find(&self.proc, name).unwrap_or(Cgroup::NONE);
@@ -218,7 +219,7 @@ impl KernelActions {
         })
     }
 
-    /// Creates and repairs the probe rule.
+    /// Creates or repairs the rules that exempt kubelet's probes.
     fn ensure_probe_rule(&self, spec: &HostSpec) -> Result<(), ActionError> {
         if spec.kubelet_cgroup == Some(Cgroup::NONE) {
             tracing::error!(

@@ -1,4 +1,4 @@
-//! Settings of the agent: flags, or the environment variables of Istio's agent.
+//! Settings of the agent, as flags or the environment variables of Istio's agent.
 
 use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -9,7 +9,7 @@ use clap::{ArgAction, Parser, ValueEnum};
 
 use crate::{actions::KernelActions, enrolment::Settings, install::options::InstallArgs};
 
-/// Environment variable of a pod's processes that holds the pod's uid, with `--discover environ`.
+/// Environment variable of a pod's processes that holds the pod's UID, for `--discover environ`.
 pub const POD_UID_VARIABLE: &str = "AMBIT_POD_UID";
 
 /// The node agent of the Ambit mesh: captures the node's mesh pods and serves its node proxies.
@@ -138,24 +138,24 @@ pub enum ProbeExemption {
     Node,
 }
 
-/// Settings that cannot be used.
+/// Error of the agent's settings.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The enablement selector is invalid.
     #[error(transparent)]
     Selector(#[from] SelectorError),
-    /// Text that is not an address.
+    /// A listening address cannot be parsed.
     #[error("{value:?} is not an address to serve {purpose} at, such as 0.0.0.0:15014")]
     Address {
-        /// Purpose of the address.
+        /// Server that would listen there, for the message.
         purpose: &'static str,
-        /// Value of the option.
+        /// Text that cannot be parsed.
         value: String,
     },
     /// The node's network namespace cannot be opened.
     #[error("cannot open the node's network namespace {path}")]
     HostNetns {
-        /// Expected path of the file.
+        /// Path of the namespace file.
         path: PathBuf,
         /// Cause of the error.
         #[source]
@@ -164,7 +164,7 @@ pub enum ConfigError {
 }
 
 impl Args {
-    /// Settings that all pods have in common.
+    /// Returns the settings of enrolment, which all pods share.
     ///
     /// # Errors
     /// When the enablement selector is wrong.
@@ -187,7 +187,7 @@ impl Args {
         })
     }
 
-    /// Actions that carry steps out.
+    /// Creates the operations on the node and its pods.
     ///
     /// # Errors
     /// When the node's namespace cannot be opened.
@@ -222,7 +222,7 @@ impl Args {
         })
     }
 
-    /// Returns the node's procfs and the prefix of the node's file system.
+    /// Returns the paths of the node's procfs, and of the node's file system as the prefix of namespace paths.
     fn node_paths(&self) -> (PathBuf, PathBuf) {
         let mounted = PathBuf::from("/host/proc");
         let proc = self.host_proc.clone().unwrap_or_else(|| {
@@ -244,12 +244,12 @@ impl Args {
         self.node_paths().1.join("var/run/netns")
     }
 
-    /// Returns the interval of comparing all redirection with the kernel; at least once a second.
+    /// Returns the interval at which all redirection is compared with the kernel; at least one second.
     pub fn reconcile_every(&self) -> Duration {
         Duration::from_secs(self.reconcile_seconds.max(1))
     }
 
-    /// Returns the addresses of the metrics and health servers; `:8000` means every address.
+    /// Returns the listening addresses of the metrics and health servers; `None` is disabled.
     ///
     /// # Errors
     /// When one is neither empty nor an address. `:8000` means every address.

@@ -27,15 +27,15 @@ enum Pod {
     Before(EnrolledPod),
 }
 
-/// Desired content of the file.
+/// Desired content of the file of enrolled pods.
 #[derive(Clone, Debug, Default)]
 struct Desired {
-    /// Marks all pods as known.
+    /// Whether all pods are known, so that the file may be written.
     complete: bool,
     pods: Pods,
 }
 
-/// File with the enrolled pods of the node.
+/// File that lists the enrolled pods of the node, for node proxies that start without the agent.
 #[derive(Debug)]
 pub(crate) struct EnrolledFile {
     desired: watch::Sender<Desired>,
@@ -43,8 +43,8 @@ pub(crate) struct EnrolledFile {
 }
 
 impl EnrolledFile {
-    /// Writes the file beside the ZDS socket. `netns_dir` is the directory in which the container runtime binds
-    /// namespaces.
+    /// Starts the task that writes the file beside the ZDS socket. `netns_dir` is the directory in which the container
+    /// runtime binds network namespaces.
     pub(crate) fn start(zds_socket: &Path, netns_dir: PathBuf) -> Self {
         let path = zds_socket.with_file_name(ENROLLED_FILE);
         let before = fs::read(&path).ok();
@@ -86,14 +86,14 @@ impl EnrolledFile {
         }
     }
 
-    /// Adds an enrolled pod.
+    /// Adds an enrolled pod, or replaces its entry.
     pub(crate) fn add(&self, uid: PodUid, info: WorkloadInfo, netns: NetnsId) {
         self.desired.send_modify(|desired| {
             Arc::make_mut(&mut desired.pods).insert(uid, Pod::Known(info, netns));
         });
     }
 
-    /// Keeps a pod whose namespace is not known yet.
+    /// Keeps the entry of the previous agent's file for a pod whose namespace is not known yet.
     pub(crate) fn hold(&self, uid: &PodUid) {
         let mut before = self.before.iter();
         let Some(pod) = before.find(|pod| *pod.uid == **uid) else {
@@ -106,14 +106,14 @@ impl EnrolledFile {
         });
     }
 
-    /// Removes an unenrolled pod.
+    /// Removes the entry of an unenrolled pod.
     pub(crate) fn remove(&self, uid: &PodUid) {
         self.desired.send_if_modified(|desired| {
             desired.pods.contains_key(uid) && Arc::make_mut(&mut desired.pods).remove(uid).is_some()
         });
     }
 
-    /// Marks all pods as known.
+    /// Marks all pods as known, so that the file is written from now on.
     pub(crate) fn complete(&self) {
         self.desired.send_modify(|desired| desired.complete = true);
     }
@@ -135,7 +135,7 @@ fn write(path: &Path, enrolled: &Enrolled) -> io::Result<()> {
     replace(path, 0o644, &enrolled.encode()?)
 }
 
-/// Returns the network namespaces bound in a directory by name; none without the directory.
+/// Returns the network namespaces that are bound in a directory; none if the directory does not exist.
 fn names(dir: &Path) -> HashMap<NetnsId, NamedNetns> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let named = entries.filter_map(|entry| {

@@ -1,4 +1,4 @@
-//! Enrolment: the desired capture of each pod, its state, and the next steps. Pure.
+//! State machine of enrolment: the desired capture of each pod, its observed state, and the next step. Pure.
 //!
 //! For every pod of the node the goal (in, out, gone) follows from labels and phase, the observed state is recorded,
 //! and the next step is the first difference. One step a pod is in flight at a time, and its outcome counts only for
@@ -36,31 +36,31 @@ pub use call::{CniAdd, Reply, RequestId, WhichPod};
 pub use event::{Effect, Event, ScanTarget};
 pub use step::{ProbeStep, ProbeTargets, ProxyStep, RedirectionStep, Step, StepId, WriteStatus};
 
-/// Settings of all pods.
+/// Settings of enrolment, which all pods share.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Selector of pods that belong to the mesh.
+    /// Decides by labels which pods belong to the mesh.
     pub enablement: Enablement,
-    /// Redirection before annotations and probe ports.
+    /// Redirection of a pod without annotations and probe ports.
     pub redirection: RedirectionSpec,
-    /// Whether connections of the node's processes are exempt only on a pod's probe ports.
+    /// Whether connections of the node's processes are exempt on a pod's probe ports only, rather than on every port.
     pub exempt_probe_ports_only: bool,
 }
 
-/// Numbers for metrics.
+/// Numbers of pods by state, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Pods that belong to the mesh.
+    /// Number of pods that belong to the mesh.
     pub desired: usize,
     /// Number of captured pods.
     pub captured: usize,
-    /// Pods whose last step failed.
+    /// Number of pods whose last step failed.
     pub failing: usize,
-    /// Pods whose redirection is in place with a warning.
+    /// Number of captured pods with a warning about their redirection.
     pub warned: usize,
 }
 
-/// Enrolment state of the pods of this node.
+/// State machine that enrols the pods of this node.
 #[derive(Debug)]
 pub struct Enrolment<N> {
     settings: Settings,
@@ -71,12 +71,12 @@ pub struct Enrolment<N> {
     synced: bool,
     next_step: u64,
     membership: Option<BTreeMap<ArcStr, bool>>,
-    /// Record of the previous agent, until the initial pods are known.
+    /// Pods and labels that the previous agent recorded; dropped once the initial pods are known.
     record: Option<Record>,
 }
 
 impl<N: Clone + PartialEq> Enrolment<N> {
-    /// Creates the state before the first event.
+    /// Creates the state machine without pods.
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
@@ -91,7 +91,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         }
     }
 
-    /// Whether all initial objects were processed.
+    /// Whether the source has sent all objects that existed at the start, and they were processed.
     pub fn is_ready(&self) -> bool {
         self.scanning.initial_done()
     }
@@ -113,7 +113,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         counts
     }
 
-    /// Whether a pod that left the mesh still has redirection or is still served.
+    /// Whether a pod that left the mesh still has redirection, or a proxy still serves it.
     pub fn is_unenrolling(&self) -> bool {
         let mut leaving = self
             .pods
@@ -130,7 +130,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
             .min()
     }
 
-    /// Handles an event and returns its effects.
+    /// Handles an event, and returns the effects to carry out.
     pub fn on_event(&mut self, event: Event<N>, now: Instant) -> Vec<Effect<N>> {
         let mut effects = Vec::new();
         match event {
@@ -267,14 +267,14 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         Ok(Goal::In(spec))
     }
 
-    /// Whether a pod belongs to the mesh. An unknown namespace has no labels: then only the pod's own labels count.
+    /// Whether a pod belongs to the mesh. As long as its namespace is unknown, only the pod's own labels count.
     fn belongs(&self, view: &PodView) -> bool {
         let none = Labels::new();
         let labels = self.namespaces.get(&view.name.namespace).unwrap_or(&none);
         self.settings.enablement.includes(view, labels)
     }
 
-    /// Starts the pod's next step, if it may.
+    /// Starts the pod's next step, unless one is in flight or it must wait.
     fn advance(&mut self, uid: &PodUid, now: Instant, effects: &mut Vec<Effect<N>>) {
         // Before everything is known, a missing label may be that of a namespace still to come, and
         // a pod that seems untouched may be one that an agent before us has captured.
@@ -383,7 +383,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         self.scan_if_due(now, effects);
     }
 
-    /// Reports a failure to the pod's owner, once each.
+    /// Reports a failure to the pod's owner, unless it is the one that was reported last.
     fn complain(&mut self, uid: &PodUid, text: &str, effects: &mut Vec<Effect<N>>) {
         let Some(pod) = self.pods.get_mut(uid).filter(|pod| !pod.gone) else {
             return;
@@ -433,7 +433,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         self.scan_if_due(now, effects);
     }
 
-    /// Removes probe exemptions of no captured pod, once the addresses of all are known.
+    /// Replaces the node's probe set by the members of captured pods, once the addresses of all are known.
     fn set_probe_members(&self, effects: &mut Vec<Effect<N>>) {
         let captured: Vec<_> = self
             .pods

@@ -1,5 +1,5 @@
-//! Installs the CNI plugin on the node and keeps it installed: its file, the configuration that makes the runtime call
-//! it, and the data that the plugin needs while the agent is unavailable.
+//! Installs the CNI plugin on the node and keeps it installed: the executable, the network configuration that makes the
+//! runtime call it, and the data that the plugin needs while the agent is unavailable.
 //!
 //! [`plan`] computes the desired content of the directory of configurations, [`uninstall`] decides whether a
 //! terminating agent is being replaced or removed; both are pure. This module is the loop around them: at each change
@@ -46,29 +46,29 @@ use self::{
 };
 use crate::membership;
 
-/// Interval of checks without events.
+/// Interval of checks of the installation, if no directory changes.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
-/// Time for which further events are awaited after one.
+/// Delay of a check after a directory has changed, so that several changes are handled at once.
 const DEBOUNCE: Duration = Duration::from_millis(5);
-/// Retry delay after a failed write.
+/// Delay of the next check after a failed one.
 const RETRY: Duration = Duration::from_secs(2);
-/// Time for a runtime to read a changed directory and stop calling the plugin.
+/// Time within which a runtime notices that the plugin's configuration is gone and stops calling the plugin.
 const RUNTIME_NOTICES: Duration = Duration::from_secs(1);
 
-/// Paths of the installation, as seen by the agent.
+/// Directories of the installation, as seen by the agent.
 #[derive(Clone, Debug)]
 pub struct Places {
-    /// The directory of network configurations.
+    /// Directory of CNI network configurations.
     pub net_dir: PathBuf,
-    /// The directory of plugins.
+    /// Directory of CNI plugin executables.
     pub bin_dir: PathBuf,
-    /// Directory that the plugin is copied from.
+    /// Directory from which the plugin's executable is copied.
     pub source_dir: PathBuf,
     /// The agent's run directory.
     pub run_dir: PathBuf,
 }
 
-/// Installation on this node. Dropping it stops the loop and changes nothing.
+/// Handle of the task that keeps the plugin installed. Dropping it stops the task and changes nothing on the node.
 #[derive(Debug)]
 pub struct Installation {
     places: Places,
@@ -78,7 +78,7 @@ pub struct Installation {
 }
 
 impl Installation {
-    /// Installs the plugin and keeps the installation up to date.
+    /// Starts the task that installs the plugin and keeps it installed.
     pub fn start(
         args: &InstallArgs,
         run_dir: PathBuf,
@@ -111,7 +111,7 @@ impl Installation {
         }
     }
 
-    /// Uninstalls the plugin, and its file if permitted.
+    /// Stops the task and removes the plugin's configuration, and its executable if `file_may_go`.
     pub async fn remove(self, file_may_go: bool) {
         // A pass that is at work ends first: it must not put back what is taken away.
         drop(self.stop);
@@ -140,14 +140,14 @@ impl Installation {
     }
 }
 
-/// Result of one pass, and whether it changed anything.
+/// Result of one check of the installation, and whether files were changed.
 struct Pass {
     plan: Plan,
     changed: bool,
     is_cilium: bool,
 }
 
-/// Error of a pass.
+/// Error of a check of the installation.
 #[derive(Debug, thiserror::Error)]
 enum PassError {
     #[error(transparent)]
@@ -162,7 +162,7 @@ enum PassError {
     },
 }
 
-/// Loop that keeps the plugin installed.
+/// Task that keeps the plugin installed.
 struct Keeper {
     places: Places,
     desired: DesiredConfig,
@@ -205,7 +205,7 @@ impl Keeper {
         }
     }
 
-    /// Compares and repairs the installation once. Returns the time of the next pass.
+    /// Checks and repairs the installation once. Returns the time of the next check, if it is before the regular one.
     async fn pass(&mut self) -> Option<Instant> {
         let now = Instant::now();
         let held_back = self.throttle.not_before().filter(|until| *until > now);
@@ -249,7 +249,7 @@ impl Keeper {
         [again, held_back].into_iter().flatten().min()
     }
 
-    /// Reports a new state once.
+    /// Logs a new state of the installation, and updates readiness and metrics.
     fn hold(&mut self, state: State) {
         if state == State::Settling || self.held.as_ref() == Some(&state) {
             return;
@@ -278,7 +278,8 @@ fn hint(is_cilium: bool) -> &'static str {
     }
 }
 
-/// Runs one pass: the plugin is installed before the configuration that references it.
+/// Checks the installation once, and repairs it if `may_change`: first the executable, then the configuration that
+/// references it.
 fn look_and_change(
     places: &Places,
     desired: &DesiredConfig,
@@ -322,7 +323,7 @@ fn look_and_change(
     Ok((pass, absent))
 }
 
-/// Uninstalls the plugin's configuration; blocks.
+/// Removes the plugin's configuration; blocks.
 fn remove(places: &Places, mode: u32) -> Result<(), PassError> {
     let net_dir = &places.net_dir;
     // Twice where another process writes at the same time.

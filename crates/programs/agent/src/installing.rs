@@ -1,4 +1,4 @@
-//! Start of the installation, and its removal or continuation at the agent's end.
+//! Starts the installation of the CNI plugin, and ends or keeps it when the agent terminates.
 
 use std::sync::{
     Arc, Mutex, PoisonError,
@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// Installation that starts when the agent can serve the plugin.
+/// Installation of the CNI plugin over the agent's life; it starts when the agent can serve the plugin.
 #[derive(Clone, Debug)]
 pub(crate) struct Installing {
     args: Arc<Args>,
@@ -27,7 +27,7 @@ pub(crate) struct Installing {
 
 #[derive(Debug)]
 enum Stage {
-    /// Installation is disabled.
+    /// The settings disable the installation.
     Off,
     Prepared(InstallMetrics, ReadyTask),
     Running(Box<Installation>),
@@ -35,7 +35,7 @@ enum Stage {
 }
 
 impl Installing {
-    /// Prepares the configured installation. The agent is not ready until the plugin is installed.
+    /// Prepares the installation, if enabled. The agent is not ready until the plugin is installed.
     pub(crate) fn new(args: &Args, registry: &mut Registry, readiness: &Readiness) -> Self {
         let stage = if args.install.install_cni {
             let ready = readiness.pending("CNI plugin");
@@ -49,7 +49,7 @@ impl Installing {
         }
     }
 
-    /// Starts the installation on the first call.
+    /// Starts the installation; further calls do nothing.
     pub(crate) fn begin(&self) {
         let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         if let Stage::Prepared(..) = &*stage
@@ -65,8 +65,8 @@ impl Installing {
         }
     }
 
-    /// Uninstalls the plugin before the process ends, if the agent is being removed; the agent still serves the plugin
-    /// meanwhile. Returns whether the agent was uninstalled.
+    /// Delays the shutdown until it is decided whether the plugin is uninstalled, and that is done: the agent still
+    /// serves the plugin meanwhile. The flag tells afterwards whether the agent is being removed.
     pub(crate) fn until(self, mut ordered: Shutdown) -> (Self, Shutdown, Arc<AtomicBool>) {
         let ended = Shutdown::manual();
         let (trigger, removed) = (ended.trigger(), Arc::new(AtomicBool::new(false)));
@@ -84,7 +84,7 @@ impl Installing {
         (self, ended, removed)
     }
 
-    /// Returns this node, if something is to be installed on it.
+    /// Reads this node's object; `None` if the installation is disabled or the object cannot be read.
     async fn node(&self) -> Option<Node> {
         let is_off = {
             let stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,8 +100,8 @@ impl Installing {
         daemonset::look_up(kubeconfig, namespace, name, &self.args.node).await
     }
 
-    /// Whether the agent is being removed, so that the plugin is uninstalled. `before` is the node as read at the
-    /// start.
+    /// Decides at shutdown whether the agent is being removed, and uninstalls the plugin then. `before` is the node's
+    /// object as read at the start.
     async fn end(&self, before: Option<Node>) -> bool {
         let stage = {
             let mut stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
-//! The node agent: decides which pods of its node belong to the mesh, puts their redirection in
-//! place and takes it away, and orders the node proxies which pods to serve.
+//! The node agent: decides which pods of its node belong to the mesh, installs and removes their redirection, and
+//! orders the node proxies which pods to serve.
 //!
 //! [`enrolment`] is the pure state machine that compares the desired with the observed state and
 //! returns the next step for each pod; [`actions`] changes the kernel; [`zds`] serves the proxies;

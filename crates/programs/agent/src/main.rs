@@ -1,11 +1,11 @@
-//! `ambit-agent`, one on each node.
+//! Main program `ambit-agent`, of which each node runs one.
 
 use std::process::ExitCode;
 
 use ambit_agent::config::Args;
 use clap::Parser as _;
 
-/// Allocator that returns the memory of bursts; the C library's keeps it in an arena for each thread.
+/// Allocator that returns memory after load peaks; the C library's keeps it in one arena for each thread.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

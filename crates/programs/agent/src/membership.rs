@@ -1,4 +1,4 @@
-//! File by which the plugin decides about pods outside the mesh while the agent is unavailable.
+//! File that tells the plugin, while the agent is unavailable, which namespaces may have mesh pods.
 //!
 //! `membership.json` in the run directory: `{"version":1,"namespaces":{"<name>":<may have mesh
 //! pods>}}`. Written whole and renamed into place.
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::replace::replace;
 
-/// The file's name in the run directory.
+/// Name of the file in the run directory.
 pub const FILE: &str = "membership.json";
 
 #[derive(Serialize)]
@@ -19,7 +19,7 @@ struct Snapshot<'a> {
     namespaces: BTreeMap<&'a str, bool>,
 }
 
-/// Writes the file. Blocks.
+/// Writes the membership file atomically. Blocks.
 ///
 /// # Errors
 /// When the directory cannot be written.

@@ -1,4 +1,4 @@
-//! The agent's metrics. Names that Istio's agent has too are the same.
+//! Metrics of the agent, under the names of Istio's agent where it has them.
 
 use ambit_zds::PodUid;
 use prometheus_client::{
@@ -12,49 +12,49 @@ use crate::{enrolment::Counts, source::SourceEvent};
 /// Labels of `istio_cni_plugin_requests_total`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ResponseCode {
-    /// The HTTP status.
+    /// HTTP status code of the response.
     pub response_code: u16,
 }
 
 /// Labels of `nodeagent_reconcile_events_total`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct EventType {
-    /// `update` or `delete`, of pods and namespaces.
+    /// Kind of the event: `update` or `delete`.
     pub r#type: &'static str,
 }
 
 /// Labels of `ambit_agent_steps_total`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct StepOutcome {
-    /// Name of the step.
+    /// Name of the step, see `Step::name`.
     pub step: &'static str,
-    /// `ok` or `failed`.
+    /// Outcome of the step: `ok` or `failed`.
     pub result: &'static str,
 }
 
 /// Labels of `ambit_agent_earlier_connections_total`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct PreCaptureOutcome {
-    /// `closed` or `failed`.
+    /// Outcome of closing the connection: `closed` or `failed`.
     pub result: &'static str,
 }
 
-/// Every metric of the agent.
+/// All metrics of the agent.
 #[derive(Clone, Debug)]
 pub struct Metrics {
-    /// Calls of the plugin.
+    /// Number of plugin calls, by the status code of the response.
     pub plugin_requests: Family<ResponseCode, Counter>,
-    /// Events of the source.
+    /// Number of pod and namespace events from the source.
     pub reconcile_events: Family<EventType, Counter>,
     /// Number of connected proxies.
     pub proxies: Gauge,
-    /// Steps carried out.
+    /// Number of steps carried out, by outcome.
     pub steps: Family<StepOutcome, Counter>,
     /// Duration of plugin calls that ended with the pod captured, in seconds.
     pub enrolment_seconds: Histogram,
-    /// Connections from before the capture of pods that should have waited for it.
+    /// Number of pre-capture connections of late captures, by outcome of closing them.
     pub earlier_connections: Family<PreCaptureOutcome, Counter>,
-    /// Connections of the node's processes that were exempt as kubelet's probes.
+    /// Number of connections of the node's processes that were exempt as kubelet's probes.
     pub probe_connections: Counter,
     desired: Gauge,
     captured: Gauge,
@@ -63,7 +63,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers all metrics.
+    /// Creates all metrics and registers them.
     pub fn new(registry: &mut Registry) -> Self {
         let metrics = Self {
             plugin_requests: Family::default(),
@@ -127,7 +127,7 @@ impl Metrics {
         metrics
     }
 
-    /// Sets the gauges of pods.
+    /// Sets the gauges of pods by state.
     pub fn set_counts(&self, counts: Counts) {
         let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
         self.desired.set(number(counts.desired));
@@ -136,7 +136,7 @@ impl Metrics {
         self.warned.set(number(counts.warned));
     }
 
-    /// Counts an event of the source.
+    /// Counts a pod or namespace event of the source.
     pub fn count_event(&self, event: &SourceEvent) {
         let r#type = match event {
             SourceEvent::Pod(_) | SourceEvent::Namespace(..) => "update",

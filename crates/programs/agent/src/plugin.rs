@@ -1,5 +1,5 @@
-//! The socket that the CNI plugin calls: `POST /cmdadd`, and our own `GET /v1/membership`; and what
-//! people ask ([`crate::report`]).
+//! Server on the socket that the CNI plugin calls: `POST /cmdadd` (Istio's), `GET /v1/membership` (Ambit's), and the
+//! reports for operators ([`crate::report`]).
 
 use std::{
     fs, io,
@@ -32,33 +32,33 @@ use crate::{
     report::AgentReport,
 };
 
-/// The socket's name in the run directory.
+/// Name of the socket in the run directory.
 pub const SOCKET: &str = "pluginevent.sock";
 
-/// A call for the enrolment machine.
+/// Request that the server passes to the enrolment loop.
 #[derive(Debug)]
 pub enum Call {
-    /// Enrol a pod that is being started.
+    /// Requests the enrolment of a pod that is being started.
     CniAdd(CniAdd<Netns>),
-    /// Query whether a pod belongs to the mesh.
+    /// Queries whether a pod belongs to the mesh.
     IsMember(WhichPod),
-    /// Request for a report of all pods.
+    /// Requests a report of all pods.
     Report,
 }
 
-/// Response to a call.
+/// Response of the enrolment loop to a [`Call`].
 #[derive(Debug)]
 pub enum Answer {
     /// Response to the plugin.
     Reply(Reply),
-    /// A report for operators.
+    /// Report for operators.
     Report(Box<AgentReport>),
 }
 
-/// Channel of calls with the senders of their responses.
+/// Channel of calls to the enrolment loop, each with the sender of its response.
 pub type Calls = mpsc::Sender<(Call, oneshot::Sender<Answer>)>;
 
-/// The body of `/cmdadd`. Field names are the contract's.
+/// Body of `/cmdadd`, with the field names of Istio's plugin.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct AddEvent {
@@ -67,7 +67,7 @@ struct AddEvent {
     pod_namespace: String,
     #[serde(rename = "IPs", default)]
     ips: Option<Vec<EventAddress>>,
-    /// UID of the agent's pod.
+    /// UID of the pod; empty if the plugin did not send it.
     #[serde(rename = "PodUID", default)]
     pod_uid: String,
 }
@@ -110,8 +110,8 @@ impl Drop for SocketFile {
     }
 }
 
-/// Binds the socket in `run_dir`, in place of an earlier agent's: callers always find a listening socket, and the
-/// earlier agent still responds to its accepted calls.
+/// Binds the socket in `run_dir`. It replaces an earlier agent's file: callers always find a listening socket, and the
+/// earlier agent still responds to calls that it has accepted.
 ///
 /// # Errors
 /// When the directory or the socket cannot be made.
@@ -138,7 +138,7 @@ pub fn bind(run_dir: &Path) -> io::Result<PluginSocket> {
     })
 }
 
-/// Serves the socket until the drain starts.
+/// Serves the plugin's socket until the drain starts.
 pub async fn run<A: Actions>(
     socket: PluginSocket,
     calls: Calls,

@@ -1,4 +1,4 @@
-//! The process: sockets, the loop around the enrolment machine, and its end.
+//! The agent's process: sockets, the loop around the enrolment state machine, and the shutdown.
 
 use std::{
     collections::HashMap,
@@ -42,14 +42,14 @@ mod executor;
 pub use error::RunError;
 use executor::Executor;
 
-/// Attempts to install the node's probe rule at the start, and the pause between them.
+/// Maximum attempts to install the node's probe rules at the start, and the delay between them.
 const PROBE_RULE_ATTEMPTS: (u32, Duration) = (10, Duration::from_secs(2));
 
-/// Time for which a terminating agent continues to withdraw pods that have just left the mesh, since no agent may
+/// Time for which a terminating agent continues to unenrol pods that have just left the mesh, since no agent may
 /// follow.
 const UNENROLMENT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Timeout of the last export of metrics and logs.
+/// Timeout of the last export of metrics and logs before the process ends.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Runs the agent until a signal ends it.
@@ -103,7 +103,8 @@ pub fn run(args: Args) -> Result<(), RunError> {
     })
 }
 
-/// Runs the agent with the given source, actions and status sink. `started` is called once the agent has started.
+/// Runs the agent with this source, these operations on the node, and this status sink. `started` is called once the
+/// agent has started.
 ///
 /// # Errors
 /// As [`run`].
@@ -239,18 +240,18 @@ async fn prepare_host<A: Actions>(actions: &Arc<A>) -> Result<(), RunError> {
     }
 }
 
-/// Identity of the agent, which does not change while it runs.
+/// Identity of the agent for reports, constant while it runs.
 struct Identity {
     node: String,
     redirection_backend: String,
 }
 
-/// Event loop of the agent.
+/// Loop that passes events to the enrolment state machine and carries out its effects.
 struct Agent<A> {
     enrolment: Enrolment<Netns>,
     waiting: HashMap<RequestId, oneshot::Sender<Answer>>,
     next_request: u64,
-    /// Whether the source's events may be out of date.
+    /// Whether the source reported that its pods may be outdated.
     trouble: bool,
     identity: Identity,
     executor: Executor<A>,

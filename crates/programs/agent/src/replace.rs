@@ -7,11 +7,12 @@ use std::{
     path::Path,
 };
 
-/// Replaces a file atomically: readers see the old content or the new one. Blocks.
+/// Replaces a file atomically: readers find the old content or the new one. Blocks.
 ///
-/// `mode` is that of a new file, before the process's mask.
+/// `mode` sets the permissions of the new file, restricted by the process' umask.
 ///
 /// # Errors
+///
 /// When the file's directory cannot be written.
 pub(crate) fn replace(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
     // Of this process alone: during a rollout two agents write.

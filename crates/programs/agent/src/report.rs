@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::source::Status;
 
-/// Response of `/v1/status`.
+/// Response of `/v1/status`: the state of the agent and of all pods.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentReport {
@@ -23,11 +23,11 @@ pub struct AgentReport {
     /// Reason why the state of pods may be outdated, for instance an unreachable API server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_trouble: Option<String>,
-    /// Node proxies connected.
+    /// Number of connected node proxies.
     pub proxies: i64,
     /// Configured redirection backend; `auto` selects nftables where the kernel supports it.
     pub redirection_backend: String,
-    /// Pods that belong to the mesh.
+    /// Number of pods that belong to the mesh.
     #[serde(rename = "wanted")]
     pub desired: usize,
     /// Number of captured pods.
@@ -55,47 +55,47 @@ pub struct PodReport {
     /// Whether the pod belongs to the mesh, captured yet or not.
     #[serde(rename = "wanted")]
     pub belongs: bool,
-    /// State of the enrolment.
+    /// State of the pod's enrolment.
     pub state: PodState,
-    /// Reason of the state, in words.
+    /// Reason of the state, as text for operators.
     pub why: String,
-    /// The last failure, if the last step failed. Absent otherwise.
+    /// Error of the last step, if it failed. Absent otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// Inode of the pod's network namespace, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub netns_inode: Option<u64>,
-    /// A node proxy has acknowledged that it listens in the namespace.
+    /// Whether a node proxy has acknowledged that it listens in the pod's namespace.
     pub listeners: bool,
     /// Whether the last comparison found the redirection in the kernel as desired.
     pub redirected: bool,
-    /// Number of drifts: changed redirection that was repaired.
+    /// Number of times that redirection had changed and was repaired.
     pub drifts: u32,
-    /// Unexpected conditions that do not impair the redirection. Absent without any.
+    /// Warnings that do not impair the redirection. Absent without any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// Desired annotation of the pod.
+    /// Desired value of the pod's status annotation.
     pub annotation: Status,
-    /// Annotation of the pod as it was last observed.
+    /// Value of the pod's status annotation as last observed.
     pub annotation_seen: Status,
 }
 
-/// State of a pod.
+/// State of a pod's enrolment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PodState {
-    /// In the mesh, with listeners and redirection in place.
+    /// The pod belongs to the mesh, with listeners and redirection in place.
     Captured,
-    /// The pod belongs to the mesh, and steps are in flight.
+    /// The pod belongs to the mesh, and its enrolment has not finished.
     Enrolling,
     /// The pod belongs to the mesh, and the last step failed; it is retried.
     Failing,
     /// The pod belongs to the mesh, and its network namespace has not been found (yet).
     NoNamespace,
-    /// The pod leaves the mesh.
+    /// The pod does not belong to the mesh any more, and its unenrolment has not finished.
     Leaving,
-    /// Outside the mesh.
+    /// The pod does not belong to the mesh.
     Outside,
-    /// The pod has ended.
+    /// The pod has ended or was deleted.
     Ended,
 }

@@ -1,4 +1,4 @@
-//! Source of pods and namespaces, and their attributes that enrolment needs.
+//! Interface of the sources of pods and namespaces, and the attributes of pods that enrolment needs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,32 +26,32 @@ pub use ambit_k8s_api::enablement::Labels;
 pub struct PodView {
     /// UID of the pod.
     pub uid: PodUid,
-    /// Name, namespace, service account.
+    /// Name, namespace and service account of the pod.
     #[serde(with = "ambit_mesh_json::PodNameForm")]
     pub name: PodName,
     /// Whether the pod shares the node's network namespace.
     pub host_network: bool,
     /// Whether the pod has ended: phase Succeeded or Failed.
     pub terminal: bool,
-    /// Whether the pod is being deleted. Until it has ended it runs on, for its grace period.
+    /// Whether the pod is being deleted; it still runs until its grace period ends.
     #[serde(default)]
     pub deleting: bool,
     /// Labels of the pod.
     pub labels: Labels,
     /// Annotations of the pod.
     pub annotations: Labels,
-    /// Addresses in the pod's status.
+    /// Addresses in the pod's status, `podIPs`.
     pub addresses: Vec<IpAddr>,
-    /// Ports that kubelet probes; `None` in records of agents that did not store them. Then every port counts, so that
-    /// no probe fails until the API server sends the pod.
+    /// Ports that kubelet probes; `None` in records of earlier agents, which did not store them: then every port
+    /// counts, so that no probe fails until the API server sends the pod.
     #[serde(default)]
     pub probe_ports: Option<Vec<u16>>,
-    /// Name of the pod's cgroup, if not its UID (static pods).
+    /// Name of the pod's cgroup if it is not named by the UID (static pods).
     pub cgroup_alias: Option<String>,
-    /// Capture status in the pod's annotation. Enrolment reads from it only whether the pod was captured once, and
-    /// corrects it.
+    /// Value of the pod's status annotation. Enrolment only reads from it whether the pod was captured before, and
+    /// otherwise corrects it.
     pub reported: Status,
-    /// Whether labels and annotations are certainly those that the pod was created with.
+    /// Whether labels and annotations are certainly unchanged since the pod's creation.
     #[serde(default)]
     pub unchanged: bool,
 }
@@ -67,30 +67,30 @@ impl<'a> From<&'a PodView> for PodFacts<'a> {
     }
 }
 
-/// State of the previous agent.
+/// Pods and namespaces as the previous agent last knew them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// Labels by namespace.
+    /// Labels of each namespace.
     pub namespaces: BTreeMap<ArcStr, Labels>,
-    /// The pods of this node.
+    /// UIDs of the pods of this node.
     pub pods: BTreeSet<PodUid>,
 }
 
-/// Capture status in a pod's annotation.
+/// Value of a pod's status annotation, `ambient.istio.io/redirection`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// Pod without the annotation.
+    /// The pod has no such annotation.
     #[default]
     None,
-    /// Being captured, or its capture is in doubt.
+    /// The pod is being captured, or it is uncertain whether it is captured.
     Pending,
     /// The pod is captured.
     Enabled,
 }
 
 impl Status {
-    /// The value of the annotation.
+    /// Returns the annotation's value; `None` is no annotation.
     pub fn value(self) -> Option<&'static str> {
         match self {
             Self::None => None,
@@ -99,7 +99,7 @@ impl Status {
         }
     }
 
-    /// Parses the annotation's value. An unknown value is treated as one that must be corrected.
+    /// Parses the annotation's value. An unknown value counts as pending, so that it is corrected.
     pub fn of(value: Option<&str>) -> Self {
         match value {
             None => Self::None,
@@ -109,31 +109,31 @@ impl Status {
     }
 }
 
-/// Event of a source.
+/// Event of a source of pods and namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceEvent {
-    /// New or changed pod of this node.
+    /// A pod of this node was added or changed.
     Pod(PodView),
-    /// Removal of a pod, or its move to another node.
+    /// A pod was removed, or moved to another node.
     PodGone(PodUid),
-    /// New namespace, or changed labels of one.
+    /// A namespace was added, or its labels changed.
     Namespace(ArcStr, Labels),
-    /// Deletion of a namespace.
+    /// A namespace was deleted.
     NamespaceGone(ArcStr),
-    /// State recorded by an earlier agent; sent first, if there is any.
+    /// Carries the record of an earlier agent; sent first, if there is one.
     Recorded(Record),
-    /// All initial objects have been sent.
+    /// All objects that existed at the start have been sent.
     Synced,
 }
 
 /// Source of pods and namespaces. The first events describe all existing objects, then [`SourceEvent::Synced`], then
 /// every change in order.
 pub trait PodSource: Send + 'static {
-    /// Waits for events; `None` at the end of the source. Cancellation loses no event.
+    /// Waits for further events; `None` at the end of the source. Cancellation loses no event.
     fn next(&mut self) -> impl Future<Output = Option<Vec<SourceEvent>>> + Send;
 
-    /// Reason why the sent events may be outdated, if they may. When it changes, [`Self::next`] returns, possibly
-    /// without events.
+    /// Returns why the events sent so far may be outdated; `None` if they are current. When it changes, [`Self::next`]
+    /// returns, possibly without events.
     fn trouble(&self) -> Option<&str> {
         None
     }

@@ -1,4 +1,4 @@
-//! Status of pods: the annotation on each pod, and events for failures.
+//! Writes the status of pods: an annotation on each pod, and Kubernetes events about failures.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -13,19 +13,19 @@ use crate::source::{PodView, Status};
 use api::ApiStatus;
 use dir::{StatusDir, StatusError};
 
-/// Destination of the pods' status.
+/// Destination of the pods' status annotations and events.
 #[derive(Clone, Debug)]
 pub enum StatusSink {
-    /// Annotations are not written.
+    /// Nothing is written.
     Nowhere,
-    /// A directory of manifests.
+    /// Annotations are written to a directory of manifests.
     Dir(Arc<StatusDir>),
-    /// The pods' objects, through the API server.
+    /// Annotations and events are written to the API server.
     Api(ApiStatus),
 }
 
 impl StatusSink {
-    /// Writes the status of a pod, or removes it. Blocks for a directory; for the API server the write is queued, and
+    /// Writes or removes a pod's status annotation. Blocks for a directory; for the API server the write is queued, and
     /// enrolment never waits for it.
     ///
     /// # Errors
@@ -41,28 +41,28 @@ impl StatusSink {
         }
     }
 
-    /// Records a pod's annotation as observed by the source.
+    /// Records the value of a pod's annotation that the source has sent.
     pub fn observed(&self, view: &PodView) {
         if let Self::Api(api) = self {
             api.observed(view.uid.clone(), view.name.clone(), view.reported);
         }
     }
 
-    /// Handles the deletion of a pod's object.
+    /// Forgets a pod whose object was deleted.
     pub fn gone(&self, uid: &PodUid) {
         if let Self::Api(api) = self {
             api.gone(uid.clone());
         }
     }
 
-    /// Retries writes at once, since the API server responds again.
+    /// Retries failed writes at once, since the API server responds again.
     pub fn hasten(&self) {
         if let Self::Api(api) = self {
             api.hasten();
         }
     }
 
-    /// Removes the statuses of all pods of the node but these.
+    /// Removes the status annotations of this node's pods except those to `keep`.
     ///
     /// # Errors
     /// When a directory cannot be read or written.
@@ -74,7 +74,7 @@ impl StatusSink {
         }
     }
 
-    /// Reports to the pod's owner that it cannot be enrolled, and why; `None`: now it is.
+    /// Reports to the pod's owner, by a Kubernetes event, why it cannot be enrolled; `None`: that it is enrolled now.
     pub fn report(&self, uid: &PodUid, pod: &PodName, failure: Option<&str>) {
         if let Self::Api(api) = self {
             api.report(uid.clone(), pod.clone(), failure.map(str::to_owned));

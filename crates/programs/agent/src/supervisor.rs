@@ -1,5 +1,6 @@
-//! Process 1 of the agent, see [`ambit_handover`]: it replaces a dead agent in milliseconds, without the kubelet's
-//! back-off, and stores the pods' descriptors for node proxies while all of a node proxy's containers are dead.
+//! Supervisor process of the agent (process 1, see [`ambit_handover`]): it restarts a dead agent within milliseconds,
+//! without kubelet's backoff, and stores the pods' descriptors for node proxies while all of a node proxy's containers
+//! are dead.
 
 use std::ffi::OsString;
 
@@ -11,19 +12,19 @@ use crate::config::Args;
 /// Name of the socket, beside the ZDS socket, by which node proxies store and fetch descriptors.
 const HOLDER_SOCKET: &str = "ambit-holder.sock";
 
-/// Reason why no agent can be started.
+/// Error of starting the supervisor.
 #[derive(Debug, thiserror::Error)]
 pub enum SuperviseError {
     /// Logging could not be set up.
     #[error("cannot set up logging")]
     Logging(#[from] LoggingError),
-    /// Process 1 failed.
+    /// The supervisor process failed.
     #[error("cannot run the agent")]
     Run(#[from] ambit_handover::RunError),
 }
 
-/// Runs the agent as a worker until it has ended for good; returns its exit code. `arguments` are this
-/// process's own.
+/// Runs the agent as a worker until it has exited for good; returns its exit code. `arguments` are those of this
+/// process.
 ///
 /// # Errors
 /// When the process cannot start.

@@ -1,4 +1,4 @@
-//! Serving the node proxies: sockets, records and descriptors around the registry of `ambit-zds`.
+//! Server of ZDS: sockets, records and descriptors around the registry of `ambit-zds`.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ use tokio::sync::{mpsc, oneshot};
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause after each accept, so that a proxy that reconnects in a loop costs little.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Maximum concurrent proxies. An old and a new one are usual.
+/// Maximum concurrent proxy connections, of which a rollout needs two.
 const MAX_CONNECTIONS: usize = 16;
 
 enum Command {
@@ -46,12 +46,12 @@ enum Command {
 
 type Done = oneshot::Sender<Result<(), DeliverError>>;
 
-/// Handle that sends orders to the server, processed in order.
+/// Handle that sends commands to the ZDS server, which processes them in order.
 #[derive(Clone, Debug)]
 pub struct Zds(mpsc::UnboundedSender<Command>);
 
 impl Zds {
-    /// Orders the newest proxy to serve the pod.
+    /// Orders the newest proxy to serve the pod; completes when the proxy has acknowledged it.
     pub fn add(
         &self,
         uid: PodUid,
@@ -70,19 +70,19 @@ impl Zds {
         )
     }
 
-    /// Orders every proxy to stop serving the pod.
+    /// Orders every proxy to stop serving the pod; completes when the proxies have acknowledged it.
     pub fn del(&self, uid: PodUid) -> impl Future<Output = Result<(), DeliverError>> + use<> {
         let (done, outcome) = oneshot::channel();
         self.order(Command::Del { uid, done }, outcome)
     }
 
-    /// Keeps serving a pod through a proxy that already serves it.
+    /// Lets a proxy that already serves the pod continue, although the pod's namespace is not known yet.
     pub fn hold(&self, uid: PodUid) {
         // The server ends only with the process.
         self.0.send(Command::Hold(uid)).ok();
     }
 
-    /// Lets proxies connect, since every pod is known.
+    /// Lets proxies connect, since every pod is known now.
     pub fn open(&self) {
         self.0.send(Command::Open).ok();
     }
@@ -97,7 +97,7 @@ impl Zds {
     }
 }
 
-/// The server, not yet running.
+/// Bound ZDS server that does not run yet.
 #[derive(Debug)]
 pub struct ZdsServer {
     listener: SeqPacketListener,
@@ -128,7 +128,7 @@ pub fn bind(path: &Path) -> io::Result<(Zds, ZdsServer)> {
     Ok((Zds(sender), ZdsServer { listener, commands }))
 }
 
-/// Report of a connection's tasks.
+/// Input from the tasks of a proxy's connection.
 enum Input {
     Record(ConnectionId, Vec<u8>),
     Broken(ConnectionId, String),
@@ -151,7 +151,7 @@ struct Server<F> {
 }
 
 impl ZdsServer {
-    /// Serves until dropped. `synced` is called when a proxy knows every pod.
+    /// Serves proxies until the future is dropped. `synced` is called when a proxy knows every pod.
     pub async fn run(mut self, connected: Gauge, synced: impl Fn() + Send) {
         let (sender, mut inputs) = mpsc::unbounded_channel();
         let mut server = Server {

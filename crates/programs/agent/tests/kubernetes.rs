@@ -1,4 +1,4 @@
-//! The real agent of a node made of namespaces, following an API server in memory.
+//! Tests the agent's executable on a node of network namespaces, with an API server in memory.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -31,7 +31,7 @@ const NAMESPACES: &str = "/api/v1/namespaces";
 const EVENTS: &str = "/apis/events.k8s.io/v1/events";
 const REDIRECTION: &str = "ambient.istio.io/redirection";
 
-/// Node with an agent that watches its own API server.
+/// Node of network namespaces with an agent and an API server of its own.
 struct Cluster {
     node: Node,
     server: ApiServer,
@@ -55,7 +55,7 @@ impl Cluster {
         self.start_agent_at("127.0.0.1:15014", "127.0.0.1:8000");
     }
 
-    /// One more, if one runs.
+    /// Starts an agent that serves metrics and health at these addresses, beside a running one.
     fn start_agent_at(&mut self, metrics: &str, health: &str) {
         let kubeconfig = self.node.path("kubeconfig");
         self.node.start_agent_with(
@@ -118,7 +118,7 @@ impl Cluster {
         serde_json::from_str(&body).unwrap()
     }
 
-    /// Events that were reported of pods, by reason.
+    /// Returns the events with this reason that the agent has written.
     fn events(&self, reason: &str) -> Vec<Value> {
         let mut events = self.server.list(EVENTS);
         events.retain(|event| event["reason"] == reason);

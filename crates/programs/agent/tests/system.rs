@@ -1,4 +1,4 @@
-//! The real agent on a node made of namespaces: real rules, real descriptors, a scripted proxy.
+//! Tests the agent's executable on a node of network namespaces: real rules, real descriptors, a scripted proxy.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

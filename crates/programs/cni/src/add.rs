@@ -1,5 +1,5 @@
-//! ADD: decides whether the pod belongs to the mesh, waits for its enrolment, and passes on the
-//! result.
+//! ADD: decides whether the pod belongs to the mesh, waits for its enrolment, and returns the result of the previous
+//! plugins.
 
 use std::borrow::Cow;
 
@@ -12,14 +12,14 @@ use crate::{
     result,
 };
 
-/// Name prefixes of agents' own pods: an agent's pod must not wait for the agent.
+/// Name prefixes of node agents' pods, which must start without the agent.
 const AGENT_PODS: [&str; 2] = ["istio-cni-node-", "ambit-agent-"];
 
 /// Name prefixes of the mesh's other components, which must start on a node whose agent is
 /// unavailable. While the agent is available, it is queried about them as about any other pod.
 const MESH_PODS: [&str; 3] = ["ztunnel-", "ambit-control-", "istiod-"];
 
-/// Adds a pod and returns the result to print.
+/// Carries out ADD and returns the result for stdout.
 pub(crate) fn add(
     environment: &Environment,
     config: &Config,
@@ -47,7 +47,7 @@ pub(crate) fn add(
     Ok(passed_on)
 }
 
-/// Fields of `CNI_ARGS` about the pod.
+/// Identity of the pod in `CNI_ARGS`.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Arguments<'a> {
     name: &'a str,
@@ -69,7 +69,8 @@ impl<'a> Arguments<'a> {
         arguments
     }
 
-    /// Returns the pod, unless it can never belong to the mesh, whatever its labels.
+    /// Returns the pod, unless its name, its namespace or the configuration excludes it from the mesh, whatever its
+    /// labels.
     fn mesh_candidate(&self, config: &Config) -> Option<Pod<'a>> {
         let Self {
             name,

@@ -21,27 +21,27 @@ use crate::{
 /// File name of the agent's socket in its run directory.
 const SOCKET: &str = "pluginevent.sock";
 
-/// Timeout of one response: enrolment takes milliseconds, but a proxy may be starting.
+/// Timeout of one response of the agent: enrolment takes milliseconds, but a proxy may be starting.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// Timeout of a response about a pod that the agent's file records as outside of the mesh: no state
-/// of the agent may delay such pods. A healthy agent responds in a millisecond.
+/// Timeout of a response about a pod that the membership file records as outside of the mesh: no state of the agent may
+/// delay such pods. A healthy agent responds in a millisecond.
 const OUTSIDE_RESPONSE_TIMEOUT: Duration = Duration::from_millis(400);
 
-/// First and longest delay between two attempts.
+/// Initial and maximum delay between two attempts.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
 
-/// Pod that is being started.
+/// Pod that is being started, for requests to the agent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pod<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) name: &'a str,
     pub(crate) uid: &'a str,
-    /// Whether the pod's name is that of a component of the mesh.
+    /// Whether the pod's name is that of a component of the mesh, which must not wait for the agent.
     pub(crate) is_of_mesh: bool,
 }
 
-/// Body of `POST /cmdadd`: the field names are Istio's.
+/// Body of `POST /cmdadd`, with the field names of Istio's plugin.
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub(crate) struct AddEvent<'a> {
@@ -50,8 +50,8 @@ pub(crate) struct AddEvent<'a> {
     pod_namespace: &'a str,
     #[serde(rename = "IPs")]
     ips: Option<Vec<EventAddress<'a>>>,
-    /// Ambit's addition, which distinguishes a pod from its predecessor of the same name. Other
-    /// agents ignore it.
+    /// UID of the pod, which distinguishes it from an earlier pod of the same name. Istio's agent ignores this
+    /// addition.
     #[serde(rename = "PodUID", skip_serializing_if = "str::is_empty")]
     pod_uid: &'a str,
 }
@@ -132,7 +132,7 @@ struct Membership {
     mesh: bool,
 }
 
-/// Client of the agent whose socket is in the run directory; requests end at `until`.
+/// Client of the agent's socket in the run directory; requests are retried until the time `until`.
 #[derive(Debug)]
 pub(crate) struct Agent<'a> {
     config: &'a Config,
@@ -141,9 +141,9 @@ pub(crate) struct Agent<'a> {
     until: Instant,
 }
 
-/// Failure of one attempt.
+/// Failure of one request to the agent.
 enum AttemptError {
-    /// Failure that may be retried.
+    /// Failure after which the request may be retried, with the reason.
     Retriable(String),
     ForGood(CniError),
 }
@@ -160,8 +160,8 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Returns whether the pod belongs to the mesh. The timeout of the agent's response is short
-    /// for a pod that the agent has recorded as outside; for all others it is the configured one.
+    /// Returns whether the pod belongs to the mesh. The timeout is short for a pod that the membership file records as
+    /// outside; for all others it is the configured one.
     ///
     /// The record may be of any age: an agent that is available again reconciles what changed while
     /// it could not write the record, as it does for every running pod.
@@ -203,7 +203,8 @@ impl<'a> Agent<'a> {
         })
     }
 
-    /// Returns the agent's record of the pod, from the file.
+    /// Returns whether the pod may belong to the mesh: false for the mesh's own components, otherwise as the membership
+    /// file records; `None` if the file does not list the namespace.
     fn recorded(&self, pod: Pod<'_>) -> Option<bool> {
         if pod.is_of_mesh {
             return Some(false);
@@ -216,7 +217,7 @@ impl<'a> Agent<'a> {
         membership::recorded(cni_agent_run_dir, membership.as_deref(), pod.namespace)
     }
 
-    /// Decides by the membership file, since the agent does not serve `/v1/membership`.
+    /// Decides membership by the file alone, for agents that do not serve `/v1/membership`.
     fn foreign_agent(&self, pod: Pod<'_>) -> Result<bool, AttemptError> {
         self.recorded(pod).ok_or_else(|| {
             AttemptError::ForGood(CniError::new(
@@ -270,7 +271,7 @@ impl<'a> Agent<'a> {
         http::request(&self.socket, path, body, left.clamp(RETRY_DELAY.0, within))
     }
 
-    /// Retries until a final response or the timeout.
+    /// Repeats a request until it succeeds, fails for good, or times out.
     fn retry<T>(
         &self,
         pod: Pod<'_>,
@@ -312,7 +313,7 @@ impl<'a> Agent<'a> {
     }
 }
 
-/// Percent-encodes characters that a query must not contain.
+/// Percent-encodes characters that are not allowed in a URI's query.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -1,6 +1,5 @@
-//! Records of the plugins that were called for a pod's interface, from ADD to DEL, because the
-//! primary CNI's configuration may change in between. Each has a file, which is written completely
-//! and renamed into place.
+//! Records which configuration a pod's interface was attached with, from ADD to DEL, because the primary CNI's
+//! configuration may change in between. Each record is a file, which is written completely and renamed into place.
 
 use std::{
     fs::{self, DirBuilder},
@@ -13,20 +12,21 @@ use std::{
 use ambit_cni_conf::{Network, network::Invalid};
 use serde::{Deserialize, Serialize};
 
-/// Configuration that was used to attach the pod.
+/// Network configuration that a pod's interface was attached with.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Attachment {
-    /// Name of the file, whose extension selects the format (list or single plugin).
+    /// Name of the configuration file, whose extension selects the format (list or single plugin).
     pub(crate) file: String,
     pub(crate) text: String,
 }
 
-/// Record of one interface of one container.
+/// File that stores the attachment of one interface of one container.
 #[derive(Debug)]
 pub(crate) struct Store(PathBuf);
 
 impl Store {
-    /// Returns the record of an attachment. Names are validated: neither has a slash, and the interface has no colon.
+    /// Returns the store of an attachment. The arguments are validated already: neither has a slash, and the interface
+    /// has no colon.
     pub(crate) fn new(state_dir: &Path, container: &str, interface: &str) -> Self {
         Self(state_dir.join(name(container, interface)))
     }
@@ -43,12 +43,12 @@ impl Store {
         fs::rename(&temporary, &self.0).inspect_err(|_| drop(fs::remove_file(&temporary)))
     }
 
-    /// Loads the saved attachment; `None` if there is no readable file.
+    /// Loads the stored attachment; `None` if there is no readable file.
     pub(crate) fn load(&self) -> Option<Attachment> {
         serde_json::from_slice(&fs::read(&self.0).ok()?).ok()
     }
 
-    /// Removes the record. If that fails, a later GC removes the file.
+    /// Removes the stored attachment. If that fails, a later GC removes the file.
     pub(crate) fn forget(&self) {
         fs::remove_file(&self.0).ok();
     }
@@ -60,7 +60,7 @@ impl Attachment {
     }
 }
 
-/// Removes all records except those of `valid`, pairs of container and interface.
+/// Removes all stored attachments except those in `valid`, pairs of container and interface.
 pub(crate) fn collect(state_dir: &Path, valid: &[(String, String)]) {
     let keep: Vec<String> = valid
         .iter()

@@ -1,4 +1,4 @@
-//! Commands of the CNI specification: requirements, actions and output of each.
+//! Commands of the CNI specification: required variables, actions and output of each.
 
 use std::{
     io::{Read, Write},
@@ -17,7 +17,7 @@ use crate::{
 /// Maximum bytes that are read from stdin.
 const MAX_STDIN: u64 = 4 * 1024 * 1024;
 
-/// Runs one command: configuration from `stdin`, result or error to `stdout`.
+/// Runs the command in `CNI_COMMAND`: reads the configuration from `stdin`, and writes the result or error to `stdout`.
 pub fn run(
     environment: &Environment,
     stdin: impl Read,
@@ -98,8 +98,8 @@ fn execute(environment: &Environment, input: &[u8]) -> Result<String, CniError> 
     Ok(String::new())
 }
 
-/// Removes the pod's network. Ambit itself has nothing to undo: the control plane unenrols the pod, and the rules
-/// vanish with its namespace.
+/// Carries out DEL: removes the pod's network in owned mode. Ambit itself has nothing to undo: the agent unenrols the
+/// pod, and the rules vanish with its namespace.
 fn del(environment: &Environment, input: &[u8]) -> Result<(), CniError> {
     let well_formed = is_container_id(&environment.container_id)
         && is_interface(&environment.interface)
@@ -129,7 +129,7 @@ pub fn dry_run(stdin: &[u8]) -> Result<String, CniError> {
     Ok(printed)
 }
 
-/// Checks that the variables the command needs are set and valid.
+/// Checks that the environment variables that the command requires are set and valid.
 fn require(environment: &Environment) -> Result<(), CniError> {
     let Environment {
         command,
@@ -196,7 +196,7 @@ mod tests {
 
     use super::*;
 
-    /// Generates texts similar to a configuration.
+    /// Generates texts that resemble a network configuration, valid or not.
     fn nearly() -> impl Strategy<Value = String> {
         let word = prop_oneof![
             Just(r#""cniVersion":"1.0.0""#.to_owned()),

@@ -1,4 +1,4 @@
-//! Configuration on stdin, and versions of the CNI specification.
+//! The plugin's configuration on stdin, and versions of the CNI specification.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -7,26 +7,26 @@ use serde_json::value::RawValue;
 
 use crate::error::{CniError, code};
 
-/// Every supported version of the specification, oldest first.
+/// Supported versions of the CNI specification, oldest first.
 pub(crate) const VERSIONS: [&str; 7] = [
     "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
 ];
 
-/// The version of a configuration without `cniVersion`.
+/// CNI version of a configuration without `cniVersion`.
 pub(crate) const UNVERSIONED: &str = "0.1.0";
 
-/// Supported version: its index in [`VERSIONS`].
+/// Supported CNI version, as an index in [`VERSIONS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Version(usize);
 
 impl Version {
     /// First version with CHECK.
     pub(crate) const V0_4: Self = Self(4);
-    /// First version whose addresses do not name their family.
+    /// First version whose results do not name an address' family.
     pub(crate) const V1_0: Self = Self(5);
     /// First version with STATUS and GC.
     pub(crate) const V1_1: Self = Self(6);
-    /// First version with a list of addresses.
+    /// First version whose results have a list of addresses.
     pub(crate) const V0_3: Self = Self(2);
 
     pub(crate) fn parse(text: &str) -> Result<Self, CniError> {
@@ -48,17 +48,16 @@ impl Version {
     }
 }
 
-/// The plugin's entry in the network configuration. The keys are those an Istio agent writes;
-/// `agent_wait_seconds`, `membership` and `delegate` are Ambit's. There is no kubeconfig among
-/// them: the plugin queries the agent over a socket that only root may open, so there is no
-/// credential to leak, to expire or to renew.
+/// The plugin's entry in the network configuration, with the keys that Istio's agent writes; `agent_wait_seconds`,
+/// `membership` and `delegate` are Ambit's. There is no kubeconfig among them: the plugin queries the agent over a
+/// socket that only root may open, so there is no credential to leak, to expire or to renew.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Config {
     #[serde(default, rename = "cniVersion")]
     pub(crate) cni_version: Option<String>,
     #[serde(default = "default_run_dir")]
     pub(crate) cni_agent_run_dir: PathBuf,
-    /// Whether the mesh is enabled; absent means enabled.
+    /// Whether pods may be captured at all; absent means that they may.
     #[serde(default = "enabled")]
     pub(crate) ambient_enabled: bool,
     #[serde(default)]
@@ -67,12 +66,12 @@ pub(crate) struct Config {
     pub(crate) pod_namespace: String,
     #[serde(default = "default_wait")]
     pub(crate) agent_wait_seconds: u64,
-    /// Path of a copy of the agent's membership file that survives a reboot.
+    /// Path of the copy of the agent's membership file that survives a reboot.
     #[serde(default)]
     pub(crate) membership: Option<PathBuf>,
     #[serde(default)]
     pub(crate) plugin_log_level: Level,
-    /// Primary CNI to call for the pod's network, if this configuration replaces it.
+    /// Owned mode: the primary CNI whose plugins this one calls for the pod's network; absent in chained mode.
     #[serde(default)]
     pub(crate) delegate: Option<Delegate>,
     #[serde(default, rename = "runtimeConfig")]
@@ -87,16 +86,16 @@ pub(crate) struct Config {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Delegate {
-    /// The node's directory of network configurations.
+    /// Directory of network configurations on the node.
     pub(crate) net_dir: PathBuf,
-    /// Directory of the records of the plugins called for each pod.
+    /// Directory of the records of attachments.
     pub(crate) state_dir: PathBuf,
-    /// Only file to use; otherwise the first usable one that is not Ambit's.
+    /// Name of the primary configuration; `None`: the first usable one that is not Ambit's.
     #[serde(default)]
     pub(crate) primary: Option<String>,
 }
 
-/// Log level, ordered by severity.
+/// Log level, ordered from the least severe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Level {
@@ -118,8 +117,8 @@ fn enabled() -> bool {
     true
 }
 
-/// Returns the default timeout: far below those of container runtimes and kubelet for a sandbox
-/// (minutes), and above kubelet's delays between restarts of a crashing agent.
+/// Returns the default of `agent_wait_seconds`: far below the timeouts of container runtimes and kubelet for a sandbox
+/// (minutes), and above kubelet's backoff for a crashing agent.
 fn default_wait() -> u64 {
     90
 }
@@ -158,7 +157,7 @@ impl Config {
     }
 }
 
-/// Reads only the version of a possibly invalid configuration, for error reports.
+/// Reads `cniVersion` from a possibly invalid configuration, for error reports.
 pub(crate) fn version_for_errors(stdin: &[u8]) -> &'static str {
     #[derive(Deserialize)]
     struct Versioned {

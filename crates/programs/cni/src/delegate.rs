@@ -23,25 +23,25 @@ use crate::{
     exec, result,
 };
 
-/// Interval of checks for a missing configuration.
+/// Interval of checks while the primary CNI's configuration is missing.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Call of the primary CNI's plugins.
+/// Delegation of a command to the primary CNI's plugins.
 #[derive(Debug)]
 pub(crate) struct Call<'a> {
     environment: &'a Environment,
     config: &'a Config,
     delegate: &'a Delegate,
-    /// Version of the specification that our caller uses.
+    /// CNI version that the runtime uses.
     version: Version,
 }
 
 impl<'a> Call<'a> {
-    /// Returns `None` in chained mode, where the runtime calls the primary's plugins itself.
+    /// Creates the delegation; `None` in chained mode, where the runtime calls the primary's plugins itself.
     ///
     /// # Errors
     ///
-    /// When one of our own delegates calls this plugin.
+    /// When this plugin is called by a plugin that it has called itself.
     pub(crate) fn new(
         environment: &'a Environment,
         config: &'a Config,
@@ -66,7 +66,8 @@ impl<'a> Call<'a> {
         }))
     }
 
-    /// ADD: calls every plugin in order with the result of the one before. Returns the last result.
+    /// Carries out ADD: calls every plugin in order, each with the result of the previous one, and returns the last
+    /// result.
     pub(crate) fn add(&self) -> Result<Option<Box<RawValue>>, CniError> {
         let attachment = self.current(self.config.agent_wait())?;
         let network = network(&attachment)?;
@@ -97,8 +98,7 @@ impl<'a> Call<'a> {
         Ok(result)
     }
 
-    /// DEL: calls every plugin in reverse order. Without a record of the pod's network there is
-    /// nothing to undo.
+    /// Carries out DEL: calls every plugin in reverse order. Does nothing without a record of the attachment.
     pub(crate) fn del(&self) -> Result<(), CniError> {
         let store = self.store();
         let Some(attachment) = store.load().or_else(|| self.current(Duration::ZERO).ok()) else {
@@ -114,7 +114,7 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// CHECK: calls every plugin in order.
+    /// Carries out CHECK: calls every plugin in order.
     pub(crate) fn check(&self) -> Result<(), CniError> {
         let saved = self.store().load();
         let attachment = saved.map_or_else(|| self.current(Duration::ZERO), Ok)?;
@@ -130,7 +130,7 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// STATUS: checks whether every plugin could serve an ADD.
+    /// Carries out STATUS: checks whether every plugin could serve an ADD.
     pub(crate) fn status(&self) -> Result<(), CniError> {
         let attachment = self.current(Duration::ZERO)?;
         let network = network(&attachment)?;
@@ -144,7 +144,7 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// GC: calls every plugin, even after one has failed; returns the first error.
+    /// Carries out GC: calls every plugin, even after one has failed, and returns the first error.
     pub(crate) fn gc(&self) -> Result<(), CniError> {
         if let Some(valid) = self.valid_attachments()? {
             collect(&self.delegate.state_dir, &valid);
@@ -161,7 +161,7 @@ impl<'a> Call<'a> {
         results.into_iter().collect::<Result<Vec<_>, _>>().map(drop)
     }
 
-    /// Returns the current configuration. Waits for one that is missing or being written.
+    /// Returns the primary CNI's current configuration. Waits at most `wait` while it is missing or being written.
     fn current(&self, wait: Duration) -> Result<Attachment, CniError> {
         let started = Instant::now();
         let net_dir = &self.delegate.net_dir;
@@ -227,7 +227,7 @@ impl<'a> Call<'a> {
         )
     }
 
-    /// Returns the previous result that our caller sent, for the primary's plugins.
+    /// Returns the runtime's `prevResult` in this version, for the primary's plugins.
     fn previous(&self, version: Version) -> Result<Option<Box<RawValue>>, CniError> {
         let Some(previous) = &self.config.prev_result else {
             return Ok(None);
@@ -269,7 +269,7 @@ impl<'a> Call<'a> {
         exec::run(self.environment, &plugin.kind, &config)
     }
 
-    /// Returns the runtime's arguments for the capabilities that the plugin declares.
+    /// Returns the runtime's arguments (`runtimeConfig`) for the capabilities that the plugin declares.
     fn runtime_config(&self, plugin: &Plugin) -> Result<Option<Box<RawValue>>, CniError> {
         let Some(arguments) = &self.config.runtime_config else {
             return Ok(None);
@@ -308,8 +308,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Returns the network's plugins except this one, whose entry an agent in chained mode may have
-/// added.
+/// Returns the network's plugins without Ambit's, whose entry an agent in chained mode may have added.
 fn foreign(network: &Network) -> impl DoubleEndedIterator<Item = &Plugin> {
     network.plugins.iter().filter(|plugin| !plugin.is_ours())
 }

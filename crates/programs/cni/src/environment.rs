@@ -1,29 +1,29 @@
 //! Environment variables by which a runtime calls a plugin.
 
-/// Variable that is set for delegated plugins, so that this plugin detects a call by itself.
+/// Variable that this plugin sets for the plugins that it calls, to detect that one of them calls it again.
 pub(crate) const DELEGATION_VARIABLE: &str = "AMBIT_CNI_DELEGATING";
 
-/// Environment variables that the runtime sets. Empty means unset.
+/// Environment variables of a call by the runtime. An empty text means that the variable is not set.
 #[derive(Clone, Debug, Default)]
 pub struct Environment {
-    /// Command of the call, `CNI_COMMAND`.
+    /// Command to carry out, `CNI_COMMAND`.
     pub command: String,
-    /// Id of the container, `CNI_CONTAINERID`.
+    /// ID of the container, `CNI_CONTAINERID`.
     pub container_id: String,
     /// Path of the pod's network namespace, `CNI_NETNS`.
     pub netns: String,
-    /// Name of the interface, `CNI_IFNAME`.
+    /// Name of the interface in the pod, `CNI_IFNAME`.
     pub interface: String,
-    /// Directories of plugins, `CNI_PATH`.
+    /// Search path of plugin executables, `CNI_PATH`.
     pub path: String,
-    /// Further arguments, `CNI_ARGS`.
+    /// Extra arguments, such as the pod's name, `CNI_ARGS`.
     pub args: String,
-    /// Whether the caller is a plugin that this plugin has called.
+    /// Whether this plugin has called the plugin that calls it now.
     pub is_delegated: bool,
 }
 
 impl Environment {
-    /// Environment of this process.
+    /// Reads the environment of this process.
     pub fn from_process() -> Self {
         let read = |name| {
             std::env::var_os(name)

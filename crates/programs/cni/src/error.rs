@@ -1,38 +1,38 @@
-//! Error for the runtime: CNI's JSON on stdout.
+//! Error for the runtime, as the JSON on stdout that the CNI specification requires.
 
 use serde::Serialize;
 
-/// Error codes: 1 to 99 are CNI's own, from 100 on a plugin's.
+/// Error codes of the CNI specification (1 to 99), and Ambit's own (from 100 on).
 pub mod code {
-    /// The version of the configuration is not supported, or lacks this command.
+    /// The configuration's CNI version is not supported, or does not have the command.
     pub const INCOMPATIBLE_VERSION: u32 = 1;
-    /// A variable is missing or invalid.
+    /// A required environment variable is missing or invalid.
     pub const INVALID_ENVIRONMENT: u32 = 4;
-    /// Reading stdin failed.
+    /// Stdin or a file cannot be read.
     pub const IO_FAILURE: u32 = 5;
-    /// Stdin cannot be decoded.
+    /// Stdin is not a JSON configuration.
     pub const DECODING_FAILURE: u32 = 6;
-    /// The configuration is invalid.
+    /// The network configuration is invalid.
     pub const INVALID_CONFIG: u32 = 7;
-    /// The agent is unavailable; a retry may succeed.
+    /// The agent is unavailable; the runtime should retry later.
     pub const TRY_AGAIN_LATER: u32 = 11;
-    /// The node has no network yet.
+    /// The plugin is not available, since the node has no usable primary network configuration yet.
     pub const NOT_AVAILABLE: u32 = 50;
-    /// A plugin failed without giving a reason.
+    /// A plugin of the primary CNI is missing, or failed without an error of its own.
     pub const PLUGIN_FAILURE: u32 = 100;
-    /// The agent could not enrol the pod.
+    /// The agent failed to enrol the pod.
     pub const AGENT_FAILURE: u32 = 999;
 }
 
-/// Error for the runtime and its user.
+/// Error that the plugin reports to the runtime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}: {details}")]
 pub struct CniError {
     /// Error code, one of [`code`].
     pub code: u32,
-    /// Description of the failure, with the pod.
+    /// Short description of the failure that names the pod (`msg`).
     pub message: String,
-    /// Cause and remedy.
+    /// Cause of the failure and remedy (`details`).
     pub details: String,
 }
 
@@ -47,7 +47,7 @@ struct Wire<'a> {
 }
 
 impl CniError {
-    /// Builds an error from its parts.
+    /// Creates an error from its code and texts.
     pub fn new(code: u32, message: impl Into<String>, details: impl Into<String>) -> Self {
         Self {
             code,
@@ -56,7 +56,7 @@ impl CniError {
         }
     }
 
-    /// Returns the JSON that the specification requires.
+    /// Formats the error as the JSON that the CNI specification requires.
     pub(crate) fn to_json(&self, cni_version: &str) -> String {
         let wire = Wire {
             cni_version,

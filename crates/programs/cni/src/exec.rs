@@ -1,4 +1,4 @@
-//! Runs another plugin by the protocol of the CNI specification, as container runtimes do.
+//! Runs another plugin with the execution protocol of the CNI specification, as container runtimes do.
 
 use std::{
     env,
@@ -16,7 +16,7 @@ use crate::{
     error::{CniError, code},
 };
 
-/// Attempts, and their interval, while an executable is being replaced in place (`ETXTBSY`).
+/// Maximum attempts, and their interval, while an executable is being replaced in place (`ETXTBSY`).
 const BUSY_RETRY: (u32, Duration) = (50, Duration::from_millis(100));
 
 /// Runs the plugin `kind` with this configuration on its stdin; returns its stdout.
@@ -92,7 +92,7 @@ fn find(kind: &str, path: &str) -> Result<PathBuf, CniError> {
         })
 }
 
-/// Returns the plugin's own error, unchanged.
+/// Returns the error that the failed plugin printed, unchanged, or an error with its output.
 fn failure(kind: &str, output: &Output) -> CniError {
     #[derive(Deserialize)]
     struct Wire {

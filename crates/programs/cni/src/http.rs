@@ -1,5 +1,5 @@
-//! One HTTP/1.1 request over a Unix socket, without an async runtime: the plugin starts in
-//! milliseconds. `httparse` parses the response.
+//! Sends one HTTP/1.1 request over a Unix socket, without an async runtime, so that the plugin starts in milliseconds.
+//! `httparse` parses the response.
 
 use std::{
     io::{self, Read, Write},
@@ -10,20 +10,20 @@ use std::{
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Maximum bytes of a response.
+/// Maximum size of a response in bytes.
 const MAX_RESPONSE_BYTES: u64 = 1024 * 1024;
-/// Maximum headers of a response; the agent sends a few.
+/// Maximum header lines of a response; the agent sends a few.
 const MAX_HEADERS: usize = 64;
 
-/// Response with status and body.
+/// HTTP response of the agent.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Response {
     pub(crate) status: u16,
     pub(crate) body: String,
 }
 
-/// Sends one request and reads the complete response within `limit`, even if the agent stalls. `body` makes it a POST
-/// of JSON.
+/// Sends one request and reads the complete response within `limit`, even if the agent stalls. A `body`, which is JSON,
+/// makes it a POST.
 pub(crate) fn request(
     socket: &Path,
     path: &str,
@@ -48,7 +48,7 @@ pub(crate) fn request(
     parse(&bytes)
 }
 
-/// Connection whose reads and writes share one deadline.
+/// Connection whose reads and writes share the deadline `until`.
 struct DeadlineStream {
     stream: UnixStream,
     until: Instant,
@@ -101,7 +101,7 @@ fn malformed(what: &str) -> io::Error {
     )
 }
 
-/// Error of a response that ends early, as when the agent is killed: may be retried, so not
+/// Returns the error of a response that ends early, as when the agent is killed. It may be retried, so its kind is not
 /// `InvalidData`.
 fn early_end() -> io::Error {
     io::Error::new(

@@ -1,5 +1,5 @@
-//! The plugin's log: to a rotated file, and to the agent, whose log the operator reads. Runtimes
-//! log a plugin's output only when it fails.
+//! Log of the plugin: to a rotated file, and to the agent, whose log the operator reads. Runtimes log a plugin's output
+//! only when it fails.
 
 use std::{
     fs::{self, OpenOptions},
@@ -16,16 +16,16 @@ use crate::{
     http,
 };
 
-/// The log file in the agent's run directory, and its name after rotation.
+/// Names of the log file in the agent's run directory, before and after rotation.
 const FILE: (&str, &str) = ("ambit-cni.log", "ambit-cni.log.1");
 
 /// Size in bytes at which the file is rotated.
 const MAX_FILE_BYTES: u64 = 10 * 1024 * 1024;
 
-/// The agent's socket for log lines.
+/// Name of the agent's socket for log lines, in its run directory.
 const SOCKET: &str = "log.sock";
 
-/// Timeout of delivering a line.
+/// Timeout of sending a line to the agent.
 const DELIVERY_TIMEOUT: Duration = Duration::from_millis(300);
 
 #[derive(Serialize)]
@@ -35,7 +35,8 @@ struct Line<'a> {
     msg: &'a str,
 }
 
-/// Logs a line. A line that cannot be delivered is dropped: the pod is more important.
+/// Logs a line to the file and to the agent. A line that cannot be delivered is dropped, since logging must not fail
+/// the pod.
 pub(crate) fn line(config: &Config, level: Level, message: &str) {
     let Some(text) = line_to_file(config, level, message) else {
         return;
@@ -51,7 +52,7 @@ pub(crate) fn line(config: &Config, level: Level, message: &str) {
     }
 }
 
-/// Writes a line only to the file, for when the agent does not respond. Returns the line.
+/// Logs a line to the file only, for when the agent does not respond. Returns the formatted line.
 pub(crate) fn line_to_file(config: &Config, level: Level, message: &str) -> Option<String> {
     if level < config.plugin_log_level {
         return None;
@@ -94,7 +95,7 @@ fn time(now: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
 }
 
-/// Converts days since 1970-01-01 to a date, counting eras of 400 years that begin in March.
+/// Converts days since 1970-01-01 to year, month and day, counting eras of 400 years that begin in March.
 fn date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

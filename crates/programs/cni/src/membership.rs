@@ -1,4 +1,4 @@
-//! The agent's membership file, which is used while the agent itself is unavailable.
+//! Reads the agent's membership file, while the agent itself is unavailable.
 //!
 //! The agent writes `membership.json` to its run directory, and a copy to disk for the time between
 //! a boot and its own start. Pods of a namespace that the file records as outside of the mesh start
@@ -15,7 +15,7 @@ const FILE: &str = "membership.json";
 #[derive(Deserialize)]
 struct Snapshot {
     version: u32,
-    /// Whether the namespace may have mesh pods: by its own label, or by pods that opt in.
+    /// Whether each namespace may have mesh pods: by its own label, or by pods that opt in.
     namespaces: BTreeMap<String, bool>,
 }
 

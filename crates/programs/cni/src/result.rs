@@ -1,4 +1,4 @@
-//! Result of the previous plugins: passed on unchanged, and parsed for the pod's addresses.
+//! Result of the previous plugins, which is passed on, and parsed for the pod's addresses.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use crate::{
     error::{CniError, code},
 };
 
-/// Address of the pod in a result.
+/// Address of the pod in the previous plugins' result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PodAddress {
     pub(crate) ip: IpAddr,
@@ -36,7 +36,7 @@ struct ListedAddress {
     interface: Option<i64>,
 }
 
-/// Addresses before version 0.3.0: one of each family.
+/// Address in the result format before version 0.3.0, which has one of each family.
 #[derive(Deserialize)]
 struct OldAddress {
     ip: String,
@@ -52,7 +52,7 @@ fn invalid(error: impl std::fmt::Display) -> CniError {
     )
 }
 
-/// Returns the addresses in `result`.
+/// Parses the pod's addresses from a result of any version.
 pub(crate) fn addresses(result: &RawValue) -> Result<Vec<PodAddress>, CniError> {
     let lists: Lists = serde_json::from_str(result.get()).map_err(invalid)?;
     let listed = lists.ips.unwrap_or_default().into_iter();
@@ -88,8 +88,8 @@ fn parse(listed: ListedAddress) -> Result<PodAddress, CniError> {
     })
 }
 
-/// Returns the result to print after success: `previous` byte for byte if it is of the requested
-/// version, translated otherwise, and an empty result without one.
+/// Returns the result to print after success: `previous` byte for byte if it is of the requested version, converted
+/// otherwise, and an empty result if there is none.
 pub(crate) fn passed_on(previous: Option<&RawValue>, version: Version) -> Result<String, CniError> {
     let Some(previous) = previous.filter(|raw| raw.get() != "null") else {
         return Ok(format!(
@@ -122,7 +122,7 @@ pub(crate) fn passed_on(previous: Option<&RawValue>, version: Version) -> Result
     serde_json::to_string(&value).map_err(invalid)
 }
 
-/// Translates addresses for versions before 1.0.0, in which each names its family.
+/// Adds the address family to each address, for versions before 1.0.0.
 fn translate_addresses(result: &mut Map<String, Value>, version: Version) {
     let Some(ips) = result.get_mut("ips").and_then(Value::as_array_mut) else {
         return;

@@ -1,5 +1,4 @@
-//! Tests of the owned mode: the real binary as the only plugin of a list, with scripted primary
-//! plugins.
+//! Tests the owned mode: the plugin's executable as the only plugin of a list, with scripted primary plugins.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -20,7 +19,7 @@ use serde_json::{Value, json};
 
 use common::wait_until_asleep;
 
-/// Script that records its input, and prints the prepared `RESULT.KIND` or `FAIL.KIND`.
+/// Shell script of a primary plugin: records its input, and prints the prepared `RESULT.KIND` or `FAIL.KIND`.
 const SCRIPT: &str = r#"#!/bin/sh
 kind=$(basename "$0")
 dir=$(dirname "$0")/..
@@ -31,7 +30,7 @@ if [ -e "$dir/FAIL.$CNI_COMMAND.$kind" ]; then cat "$dir/FAIL.$CNI_COMMAND.$kind
 if [ "$CNI_COMMAND" = ADD ]; then cat "$dir/RESULT.$kind"; fi
 "#;
 
-/// Node with directories, plugins and the record of their calls.
+/// Directories of a node, with scripted plugins and the records of their calls.
 struct Node {
     dir: tempfile::TempDir,
 }
@@ -135,7 +134,7 @@ impl Node {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// Returns the calls recorded since the last time.
+    /// Returns and removes the calls recorded since the last time.
     fn take_calls(&self) -> Vec<RecordedCall> {
         let entries = fs::read_dir(self.path("calls")).unwrap();
         let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -154,7 +153,7 @@ impl Node {
         paths.iter().map(read).collect()
     }
 
-    /// Returns the called plugins, as text.
+    /// Returns the calls recorded since the last time, each as command and plugin.
     fn called(&self) -> Vec<String> {
         let take_calls = self.take_calls();
         let text =

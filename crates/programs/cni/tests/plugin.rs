@@ -1,4 +1,4 @@
-//! Tests of the real binary, called as by a container runtime, with scripted agents.
+//! Tests the plugin's executable, called as by a container runtime, with scripted agents.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -27,24 +27,24 @@ const VERSIONS: [&str; 7] = [
     "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
 ];
 
-/// Request that the agent received.
+/// Request that the scripted agent received.
 #[derive(Clone, Debug)]
 struct ReceivedRequest {
     line: String,
     body: String,
 }
 
-/// Reaction of the agent to a request.
+/// Reaction of the scripted agent to a request.
 #[derive(Clone, Debug)]
 enum Reaction {
     Response(u16, &'static str),
-    /// Closes without a response, like a killed agent.
+    /// Closes the connection without a response, like a killed agent.
     HangUp,
-    /// Sends a byte now and then, forever.
+    /// Sends a byte of the response now and then, without an end.
     Dribble,
 }
 
-/// Agent that follows a script, one entry a request, and then repeats the last entry.
+/// Scripted agent: reacts by one entry of the script to each request, and repeats the last one.
 struct Agent {
     dir: tempfile::TempDir,
     seen: Arc<Mutex<Vec<ReceivedRequest>>>,
@@ -180,7 +180,7 @@ fn start(name: &str, stdin: &[u8], args: &str, change: impl FnOnce(&mut Command)
     child
 }
 
-/// Returns the standard output of a successful run.
+/// Waits for a successful run of the plugin, and returns its standard output.
 fn succeeds(child: Child) -> String {
     let Output {
         status,
@@ -196,7 +196,7 @@ fn succeeds(child: Child) -> String {
     stdout
 }
 
-/// Returns the error of a failed run, in CNI's format.
+/// Waits for a failed run of the plugin, and returns its error in CNI's format.
 fn fails(child: Child) -> Value {
     let Output { status, stdout, .. } = child.wait_with_output().unwrap();
     assert_eq!(status.code(), Some(1));
@@ -383,7 +383,7 @@ fn agent_that_stays_unavailable_fails_the_pod() {
     }
 }
 
-/// Fills the queue of a socket without accepting.
+/// Fills the accept queue of the agent's socket with connections.
 fn fill(agent: &Agent) -> Vec<rustix::fd::OwnedFd> {
     let mut waiting = Vec::new();
     let full = loop {

@@ -1,5 +1,5 @@
-//! Tests of the owned mode with the distribution's reference plugins, in namespaces: bridge,
-//! host-local and portmap set up a pod's network and remove it completely.
+//! Tests the owned mode with the distribution's reference plugins, in namespaces: bridge, host-local and portmap set up
+//! a pod's network and remove it completely.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -17,7 +17,7 @@ use std::{
 use ambit_netlab::Namespace;
 use serde_json::{Value, json};
 
-/// The distribution's directory of plugins.
+/// Directory of the distribution's CNI plugins.
 const PLUGINS: &str = "/usr/lib/cni";
 
 struct Node {

@@ -1,5 +1,5 @@
-//! Admission of every connection to the pod, with a tunnel or without: a slot for its setup, and
-//! the pod's policies.
+//! Admits inbound connections of a pod, with a tunnel or without: limits concurrent setups, and evaluates the pod's
+//! policies.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -19,7 +19,7 @@ use ambit_telemetry::Direction;
 
 use crate::pod::Pod;
 
-/// Connection that policies do not allow.
+/// Reason why an inbound connection is not allowed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Denied {
     #[error("connection closed due to policy rejection: explicitly denied by: {0}")]
@@ -35,10 +35,10 @@ pub(crate) enum Denied {
 }
 
 impl Denied {
-    /// Evaluates the policies for a connection in the pod's table, with the pod's current record:
-    /// an earlier change is visible here, and a later one to the recheck. A connection that must
-    /// pass the waypoint first is authorized there; only PeerAuthentication applies here, where the
-    /// real peer is known. Returns the record, and the path of the connection.
+    /// Evaluates the policies for a connection that is in the pod's connection table already, with the pod's current
+    /// record: the record includes every earlier change, and later ones are left to the recheck. A connection that must
+    /// pass the waypoint first is authorized there; only PeerAuthentication applies here, where the real peer is known.
+    /// Returns the record, and the course of the connection: direct or through the waypoint.
     pub(crate) fn check(
         pod: &Pod,
         peer: &Peer,
@@ -75,7 +75,7 @@ impl Denied {
         }
     }
 
-    /// Returns the denial for a decision; `None` if it allows the connection.
+    /// Converts a policy decision to the reason of the denial; `None` if it allows the connection.
     pub(crate) fn of(decision: Decision) -> Option<Self> {
         if decision.allowed {
             return None;
@@ -91,7 +91,7 @@ impl Denied {
         })
     }
 
-    /// Returns the policy that denies, if one does.
+    /// Returns the policy that denies the connection, unless no single policy does.
     pub(crate) fn policy(&self) -> Option<&str> {
         match self {
             Self::By(policy) | Self::Missing(policy) | Self::NotUnderstood { policy, .. } => {
@@ -101,8 +101,7 @@ impl Denied {
         }
     }
 
-    /// Returns the policies that deny `peer`: the deciding one, or the ALLOW policies if none of
-    /// them matches.
+    /// Returns the policies that deny `peer`: the deciding one, or the ALLOW policies of which none matches.
     pub(crate) fn policies(&self, pod: &Pod, local: &Local, peer: &Peer) -> Vec<String> {
         match self {
             Self::By(policy) | Self::Missing(policy) | Self::NotUnderstood { policy, .. } => {
@@ -119,7 +118,7 @@ impl Denied {
     }
 }
 
-/// Returns the pod's current record, and the required path of a connection to it.
+/// Returns the pod's current record, and whether a connection of `peer` is direct or must pass the waypoint.
 ///
 /// # Errors
 /// When the pod has no record.
@@ -135,7 +134,8 @@ pub(crate) fn course(pod: &Pod, peer: &Peer) -> Result<(Arc<Local>, Course), Den
     Ok((local, course))
 }
 
-/// Takes a slot for a connection from `peer`; logs if there is none.
+/// Acquires a slot for the setup of a connection from `peer`; logs and counts the connection as denied if there is
+/// none.
 pub(crate) fn slot(pod: &Pod, peer: SocketAddr, local: SocketAddr) -> Option<Slot> {
     counted_slot(pod, peer)
         .inspect_err(|full| {
@@ -152,14 +152,14 @@ pub(crate) fn slot(pod: &Pod, peer: SocketAddr, local: SocketAddr) -> Option<Slo
         .ok()
 }
 
-/// Takes a slot for a connection from `peer`; counts if there is none.
+/// Acquires a slot for the setup of a connection from `peer`; counts the connection as refused if there is none.
 pub(crate) fn counted_slot(pod: &Pod, peer: SocketAddr) -> Result<Slot, Full> {
     pod.in_flight
         .begin(peer.ip())
         .inspect_err(|full| pod.metrics.setup_refused(full.limit()))
 }
 
-/// Resolves the caller by its address, and records it in the report.
+/// Looks up the client's workload by its address, and records it as the source in the report.
 pub(crate) fn record_source(
     report: &mut Report,
     pod: &Pod,

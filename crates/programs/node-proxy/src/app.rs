@@ -1,4 +1,4 @@
-//! Process of the node proxy: builds its parts, runs them, and ends them in order.
+//! Process of the node proxy: builds its parts, runs them, and stops them in order.
 
 use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
@@ -42,15 +42,15 @@ use crate::{
     termination::Termination,
 };
 
-/// Timeout of the last export of metrics and logs.
+/// Timeout of the last export of metrics and logs before the process ends.
 const LAST_EXPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Parent of the process.
+/// Parent that started the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartedBy {
-    /// A user or a test, without a supervisor.
+    /// Started by a user or a test, without a supervisor.
     Unsupervised,
-    /// The supervisor, whose link is standard input.
+    /// Started by the supervisor, whose link is standard input.
     Supervisor,
 }
 
@@ -80,7 +80,8 @@ pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
     result
 }
 
-/// Checks the privileges at the start, with the reason, rather than failing at the first pod.
+/// Checks that the process has the privileges that it needs, so that it fails at the start rather than at the first
+/// pod.
 fn check_privileges(config: &Config) -> anyhow::Result<()> {
     let here = Netns::current().context("cannot see the own network namespace")?;
     here.run(|| ())
@@ -94,15 +95,15 @@ fn check_privileges(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Drops all privileges except those for entering pods and opening their sockets. Called before
-/// threads start, since each thread has its own.
+/// Drops all capabilities except those for entering pods and opening their sockets. Called before threads start, since
+/// each thread has its own set.
 fn drop_privileges() {
     if let Err(error) = privileges::keep(&[Capability::SysAdmin, Capability::NetAdmin]) {
         tracing::warn!(%error, "cannot drop the capabilities that are not needed");
     }
 }
 
-/// Registers the metrics of version and traffic, and sets the origin of flow events.
+/// Registers the metrics of build and traffic, and sets the origin of flow events.
 fn register_metrics(env: &Env, config: &Config, registry: &mut Registry) -> Arc<Metrics> {
     let version = env.get("ISTIO_META_ISTIO_VERSION");
     let version = version.unwrap_or(env!("CARGO_PKG_VERSION"));
@@ -229,18 +230,18 @@ async fn run_with(
     Ok(())
 }
 
-/// State of the mesh, continuously updated.
+/// State of the mesh as this proxy knows it, updated continuously.
 #[derive(Clone, Debug)]
 struct Mesh {
     state: SharedState,
     certificates: Certificates,
-    /// Content of the local file or variable that the mesh state is from.
+    /// Path or variable (`LOCAL_XDS`) from which the mesh state was loaded, for dumps; null with a control plane.
     static_config: Value,
-    /// Becomes true with the control plane's first complete state.
+    /// Turns true when the control plane's first complete state was received.
     known: watch::Receiver<bool>,
 }
 
-/// Starts following the mesh, from the warm-start cache if there is one.
+/// Starts receiving the mesh state and certificates, beginning with the warm-start cache if there is one.
 fn follow_mesh(
     env: &Env,
     config: &Config,
@@ -281,8 +282,8 @@ fn follow_mesh(
 }
 
 impl Mesh {
-    /// Waits until connections to pods of these identities can be served: mesh state and
-    /// certificates are available.
+    /// Waits until connections to pods with these identities can be served: the mesh state and their certificates are
+    /// available.
     async fn prepared(mut self, identities: Vec<Identity>) {
         if self.known.wait_for(|known| *known).await.is_err() {
             // The state of the mesh is from a local file, and known.
@@ -296,8 +297,8 @@ fn identities_of(served: &Served) -> Vec<Identity> {
     pods.iter().map(|pod| pod.identity().clone()).collect()
 }
 
-/// Serves the pods of the previous process; without a hand-over, those of the agent's record until
-/// the agent itself connects.
+/// Restores the pods that the previous process served; without a hand-over, those of the agent's enrolment record,
+/// until the agent itself connects.
 fn restore(
     held: Handover<OwnedFd>,
     enrolment: &mut Enrolment,
@@ -321,7 +322,7 @@ fn restore(
     }
 }
 
-/// Serves the proxy's own pod, if the environment names it. Other pods do not depend on it.
+/// Serves the proxy's own pod, if the environment names it. A failure does not affect other pods.
 fn serve_own(proxy: &Proxy, workers: &Workers) -> Option<Arc<Pod>> {
     let own = &proxy.config.own;
     if [&own.name, &own.namespace, &own.service_account].contains(&&ArcStr::default()) {
@@ -376,7 +377,7 @@ fn shared_state(
     (state, demands)
 }
 
-/// Loads the mesh from a local file or variable, if configured.
+/// Loads the mesh state from a local file or variable, if configured, and returns its origin for dumps.
 fn load_local(config: &Config, state: &SharedState) -> anyhow::Result<Value> {
     match &config.local_xds {
         None => Ok(Value::Null),

@@ -1,4 +1,4 @@
-//! Connections to the pod's own application.
+//! Opens connections to the pod's own application.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
 
 use crate::pod::Pod;
 
-/// Error of connecting to the application.
+/// Error of connecting to the pod's application.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AppError {
     #[error(transparent)]
@@ -34,7 +34,8 @@ pub(crate) enum AppError {
     },
 }
 
-/// Connects to the application, from the client's own address if that is given and possible.
+/// Connects to the pod's application, with the client's address as the source if it is given and the socket can be
+/// transparent.
 pub(crate) async fn connect(
     pod: &Pod,
     addr: SocketAddr,
@@ -63,7 +64,7 @@ pub(crate) async fn connect(
     }
 }
 
-/// Sends a PROXY header ahead of the client's bytes.
+/// Sends a PROXY protocol header to the application, ahead of the client's bytes.
 pub(crate) async fn introduce(
     app: &mut TcpStream,
     addr: SocketAddr,

@@ -1,4 +1,4 @@
-//! Command line, which selects the role of the process.
+//! Parses the command line, which selects the role of the process: supervisor or worker.
 
 use ambit_handover::{Meeting, Program};
 use ambit_proxy::admin;
@@ -24,16 +24,16 @@ Configured by the environment variables that Istio's ztunnel reads.
 /// Argument that starts the worker process.
 const WORKER: &str = "worker";
 
-/// Outcome of a command.
+/// Outcome of the command line, for `main`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Exit with this code.
+    /// The process exits with this code.
     Exit(u8),
-    /// Text to print.
+    /// The process prints this text and exits.
     Print(String),
 }
 
-/// Runs the command of the arguments, which exclude the program's name.
+/// Runs the command that the arguments select; they do not include the program's name.
 ///
 /// # Errors
 ///
@@ -53,7 +53,7 @@ pub fn run(arguments: &[&str], env: &Env) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Supervises the worker until it has ended for good; returns its exit code.
+/// Runs the supervisor until its worker has exited for good; returns its exit code.
 fn supervise(env: &Env) -> anyhow::Result<u8> {
     let _logs = ambit_rt::logging::init(env).context("cannot set up logging")?;
     ambit_rt::panics::follow(ambit_rt::panics::Ends::Process);

@@ -1,4 +1,5 @@
-//! Configuration from environment variables: exactly those that Istio's node proxy reads.
+//! Configuration from environment variables: those that Istio's node proxy reads, and Ambit's own with the prefix
+//! `AMBIT_`.
 //!
 //! Every error names its variable. Deviations from Istio are variables with the prefix `AMBIT_`.
 
@@ -23,7 +24,7 @@ mod tests;
 
 pub use mesh::MeshConfigError;
 
-/// Reason why the configuration cannot be used.
+/// Error of the node proxy's configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The value of a variable is invalid.
@@ -32,33 +33,33 @@ pub enum ConfigError {
     /// `PROXY_CONFIG` or the mesh configuration file is invalid.
     #[error(transparent)]
     Mesh(#[from] MeshConfigError),
-    /// Two variables exclude each other.
+    /// Both of these variables are set, which exclude each other.
     #[error("{0} and {1} cannot both be set")]
     Exclusive(&'static str, &'static str),
-    /// The proxy mode is not supported.
+    /// `PROXY_MODE` is the dedicated mode, which is not supported.
     #[error("PROXY_MODE=dedicated is not supported: only the shared mode is")]
     Dedicated,
-    /// A setting that all proxies have is invalid.
+    /// A setting that node proxies and waypoints share is invalid.
     #[error(transparent)]
     Setting(#[from] SettingError),
-    /// DNS capture resolves names among all services, so that on-demand xDS excludes it.
+    /// On-demand xDS is combined with DNS capture, which resolves names among all services.
     #[error(
         "XDS_ON_DEMAND=true needs ISTIO_META_DNS_CAPTURE=false: captured DNS questions are answered \
          from all services, which are not known on demand"
     )]
     OnDemandDns,
-    /// Certificates without an authority are not supported.
+    /// `FAKE_CA` is set: certificates that no CA signed are not supported.
     #[error(
         "FAKE_CA=true is not supported: nobody could verify such certificates; set CA_ADDRESS, or use \
          `ambit lab` to try things out"
     )]
     FakeCa,
-    /// No role is enabled.
+    /// All functions of the proxy are disabled.
     #[error("ENABLE_PROXY=false leaves nothing to run")]
     NothingToRun,
 }
 
-/// Source of mesh state without a control plane.
+/// Source of the mesh state without a control plane.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum LocalXds {
     /// Path of a local file (`LOCAL_XDS_PATH`).
@@ -67,116 +68,114 @@ pub enum LocalXds {
     Text(String),
 }
 
-/// Configuration of the node proxy.
+/// Configuration of the node proxy, read from environment variables.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Config {
     /// `POD_NAME`, `POD_NAMESPACE`, `SERVICE_ACCOUNT`: name of the proxy's own pod.
     #[serde(flatten, with = "ambit_mesh_json::PodNameForm")]
     pub own: PodName,
-    /// Name of the node (`NODE_NAME`).
+    /// `NODE_NAME`: name of the node.
     pub local_node: ArcStr,
-    /// Address of the proxy (`INSTANCE_IP`).
+    /// `INSTANCE_IP`: address of the proxy's own pod.
     pub local_ip: Option<IpAddr>,
     /// `HOST_IP`: the node's address, from which kubelet may call pods.
     pub node_ip: Option<IpAddr>,
-    /// Trust domain of the mesh (`TRUST_DOMAIN`).
+    /// `TRUST_DOMAIN`: trust domain of the mesh.
     pub trust_domain: ArcStr,
-    /// Network of the node (`NETWORK`).
+    /// `NETWORK`: network of the node.
     pub network: ArcStr,
-    /// `CLUSTER_ID` or `ISTIO_META_CLUSTER_ID`.
+    /// `CLUSTER_ID` or `ISTIO_META_CLUSTER_ID`: name of the node's cluster.
     pub cluster_id: ArcStr,
-    /// Domain of the cluster (`CLUSTER_DOMAIN`).
+    /// `CLUSTER_DOMAIN`: DNS domain of the cluster.
     pub cluster_domain: ArcStr,
-    /// Namespace whose services win ambiguous host names (`PREFERED_SERVICE_NAMESPACE`).
+    /// `PREFERED_SERVICE_NAMESPACE`: namespace whose service is preferred if several have the same host name.
     pub preferred_service_namespace: Option<ArcStr>,
-    /// Socket of the node agent (`INPOD_UDS`).
+    /// `INPOD_UDS`: path of the node agent's ZDS socket.
     pub inpod_uds: PathBuf,
-    /// Whether pods' listeners use `SO_REUSEPORT` (`INPOD_PORT_REUSE`).
+    /// `INPOD_PORT_REUSE`: whether pods' listeners use `SO_REUSEPORT`.
     pub inpod_port_reuse: bool,
-    /// Mark of the proxy's own packets (`PACKET_MARK`).
+    /// `PACKET_MARK`: mark of the proxy's own packets, which the redirection rules exempt.
     pub packet_mark: Option<u32>,
-    /// Whether pods use IPv6 (`IPV6_ENABLED`).
+    /// `IPV6_ENABLED`: whether pods' listeners accept IPv6.
     pub ipv6_enabled: bool,
-    /// Preservation of clients' addresses (`ENABLE_ORIG_SRC`).
+    /// `ENABLE_ORIG_SRC`: whether the proxy connects to applications from the client's address.
     #[serde(skip)]
     pub original_source: Transparent,
     /// `XDS_ADDRESS` and related variables: address of the control plane.
     pub xds: Upstream,
     /// `CA_ADDRESS` and related variables: address of the CA.
     pub ca: Upstream,
-    /// `AMBIT_SPIRE_ADMIN_SOCKET`: admin socket of SPIRE's agent (`unix:///PATH`), which issues
-    /// certificates of the node's pods instead of the CA, by the Delegated Identity API.
+    /// `AMBIT_SPIRE_ADMIN_SOCKET`: admin socket (`unix:///PATH`) of SPIRE's agent, which issues the certificates of the
+    /// node's pods instead of the CA, by the Delegated Identity API.
     pub spire_admin_socket: Option<SpiffeSocket>,
-    /// `AUTH_TOKEN`: a path or the token itself. Never dumped.
+    /// `AUTH_TOKEN`: path of the token for control plane and CA, or the token itself. Never dumped.
     #[serde(skip)]
     pub auth_token: Option<String>,
-    /// Whether records are requested one by one (`XDS_ON_DEMAND`).
+    /// `XDS_ON_DEMAND`: whether records are subscribed to one by one as connections need them.
     pub xds_on_demand: bool,
-    /// `ISTIO_META_DNS_CAPTURE`: resolve captured pods' DNS queries in the mesh, instead of forwarding all of them.
-    /// Enabled unless set to a value other than `true`.
+    /// `ISTIO_META_DNS_CAPTURE`: whether captured DNS queries for mesh names are answered by the proxy, instead of
+    /// forwarding all queries. Enabled unless set to a value other than `true`.
     pub dns_proxy: bool,
-    /// `LOCAL_XDS_PATH` or `LOCAL_XDS`.
+    /// `LOCAL_XDS_PATH` or `LOCAL_XDS`: source of the mesh state instead of the control plane.
     pub local_xds: Option<LocalXds>,
-    /// Lifetime of certificates (`SECRET_TTL`).
+    /// `SECRET_TTL`: requested lifetime of certificates.
     pub secret_ttl: Duration,
-    /// TCP options of connections (`KEEPALIVE_*`, `USER_TIMEOUT_ENABLED`).
+    /// `KEEPALIVE_*`, `USER_TIMEOUT_ENABLED`: TCP socket options of connections.
     #[serde(skip)]
     pub tuning: Tuning,
-    /// HTTP/2 settings of HBONE (`HTTP2_*`, `POOL_*`).
+    /// `HTTP2_*`, `POOL_*`: HTTP/2 settings and connection pooling of HBONE.
     #[serde(skip)]
     pub http2: Arc<Settings>,
-    /// Longest drain (`CONNECTION_TERMINATION_DEADLINE`, `TERMINATION_GRACE_PERIOD_SECONDS`).
+    /// `CONNECTION_TERMINATION_DEADLINE`, `TERMINATION_GRACE_PERIOD_SECONDS`: maximum drain time when the process
+    /// terminates.
     pub self_termination_deadline: Duration,
-    /// `AMBIT_UNENROLLED_DRAIN`: maximum time for which connections continue after their pod has
-    /// left the mesh or was deleted. Unset: until they end.
+    /// `AMBIT_UNENROLLED_DRAIN`: maximum time for which connections continue after their pod has left the mesh or was
+    /// deleted. `None`: until they end.
     pub unenrolled_drain: Option<Duration>,
     /// `AMBIT_NETNS_DIR`: directory in which the container runtime binds the pods' network
     /// namespaces.
     pub netns_dir: PathBuf,
-    /// `AMBIT_CLOSE_CLEAR_CONNECTIONS`: connections that a pod has open when it is captured are
-    /// closed, instead of continuing in plaintext until they end.
+    /// `AMBIT_CLOSE_CLEAR_CONNECTIONS`: whether pre-capture connections are closed, instead of continuing in plaintext
+    /// until they end.
     pub close_clear_connections: bool,
-    /// `AMBIT_MAX_SETUPS_PER_SOURCE`, `AMBIT_MAX_SETUPS_PER_POD`: maximum handshakes and
-    /// connections to one pod in flight, from one source and in total.
+    /// `AMBIT_MAX_SETUPS_PER_SOURCE`, `AMBIT_MAX_SETUPS_PER_POD`: maximum connections to one pod whose setup
+    /// (handshake, authorization, connect) is in flight, from one source and in total.
     pub setup_limits: SetupLimits,
-    /// Number of worker threads.
+    /// Number of worker threads, which carry connections.
     pub num_worker_threads: usize,
-    /// Whether applications on loopback may be served (`LOCALHOST_APP_TUNNEL`).
+    /// `LOCALHOST_APP_TUNNEL`: whether tunnels to an application that listens on loopback only are allowed.
     pub localhost_app_tunnel: bool,
-    /// Whether responses carry baggage (`ENABLE_RESPONSE_BAGGAGE`).
+    /// `ENABLE_RESPONSE_BAGGAGE`: whether responses to CONNECT carry the pod's `baggage` header.
     pub response_baggage: bool,
-    /// Whether access logs name policies (`AUTHZ_POLICY_INFO_LOGGING`).
+    /// `AUTHZ_POLICY_INFO_LOGGING`: whether each policy decision is logged with the deciding policy.
     pub authz_policy_info_logging: bool,
-    /// `AMBIT_MISSING_POLICY_ALLOW`: a workload that names an unknown policy is served as if it did
-    /// not name it (Istio's behaviour), instead of rejecting its connections.
+    /// `AMBIT_MISSING_POLICY_ALLOW`: whether a reference of a workload to an unknown policy is ignored (Istio's
+    /// behaviour), instead of rejecting the workload's connections.
     pub missing_policy_allow: bool,
     /// `AMBIT_MISSING_POLICY_GRACE`: time for which open connections continue after their workload
     /// has named an unknown policy; new ones are rejected at once.
     pub missing_policy_grace: Duration,
-    /// `AMBIT_WAYPOINT_GRACE`: maximum time for which open connections continue after all
-    /// connections must pass the workload's waypoint, which they bypass. `None`: until they end, if
-    /// no layer 7 rule could apply to them.
+    /// `AMBIT_WAYPOINT_GRACE`: maximum time for which open connections that bypass the workload's waypoint continue
+    /// once all connections must pass it. `None`: until they end, if no layer 7 rule could apply to them.
     pub waypoint_grace: Option<Duration>,
-    /// `AMBIT_KEEP_LAST_GOOD_POLICY`: a policy that is not understood in full is replaced by its
-    /// last good version, instead of by a deny-all.
+    /// `AMBIT_KEEP_LAST_GOOD_POLICY`: whether a policy that this version cannot fully evaluate is replaced by its last
+    /// good version, instead of denying all.
     pub keep_last_good_policy: bool,
-    /// `AMBIT_OUTBOUND_TRAFFIC_POLICY`, as `outboundTrafficPolicy.mode` of MeshConfig:
-    /// `REGISTRY_ONLY` rejects connections of captured pods to addresses that no service, workload
-    /// or ServiceEntry has. `ALLOW_ANY` unless set.
+    /// `AMBIT_OUTBOUND_TRAFFIC_POLICY`, as `outboundTrafficPolicy.mode` of MeshConfig: `REGISTRY_ONLY` rejects captured
+    /// pods' connections to addresses of no service, workload or ServiceEntry. `ALLOW_ANY` unless set.
     pub registry_only: bool,
-    /// `AMBIT_EGRESS_ALLOWED_ADDRESSES`: addresses to which pods' connections are redirected although
+    /// `AMBIT_EGRESS_ALLOWED_ADDRESSES`: addresses that pods' connections may be redirected to although
     /// [`ambit_egress`] forbids them.
     pub allowed_addresses: Vec<ipnet::IpNet>,
-    /// File of certificate revocation lists (`CRL_PATH`).
+    /// `CRL_PATH`: file of certificate revocation lists.
     pub crl_path: Option<PathBuf>,
-    /// `AMBIT_TRUST_DOMAINS_PATH`: file of the trust domains that are accepted besides the mesh's
-    /// own.
+    /// `AMBIT_TRUST_DOMAINS_PATH`: file of further trust domains, whose peers are accepted besides the mesh's own.
     pub trust_domains_path: Option<PathBuf>,
-    /// `AMBIT_METRICS_PRINCIPALS`: whether metrics have the identities of both sides as labels.
+    /// `AMBIT_METRICS_PRINCIPALS`: whether metrics have the principals of source and destination as labels.
     pub metrics_principals: bool,
-    /// `AMBIT_FLOW_READER`: SPIFFE id of the control plane, which may read flow events on behalf of
-    /// users. No reader if unset.
+    /// `AMBIT_FLOW_READER`: SPIFFE ID of the control plane, which may read flow events on behalf of users. `None`:
+    /// nobody may.
     #[serde(skip)]
     pub flow_reader: Option<Identity>,
     /// Port of the admin server, on the loopback address.
@@ -185,7 +184,7 @@ pub struct Config {
     pub stats_port: u16,
     /// Port of the readiness server.
     pub readiness_port: u16,
-    /// Node metadata that is sent to the control plane.
+    /// Metadata of the xDS node, sent to the control plane.
     #[serde(skip)]
     pub proxy_metadata: Vec<(String, String)>,
 }
@@ -278,7 +277,7 @@ impl Config {
         })
     }
 
-    /// Returns the access of the control plane to flow events, if it has any.
+    /// Returns the access of the control plane to flow events; `None` if it has none.
     pub fn flow_access(&self) -> Option<FlowAccess> {
         Some(FlowAccess {
             own: Identity::new(
@@ -291,7 +290,7 @@ impl Config {
     }
 }
 
-/// Returns the socket path of the node agent.
+/// Returns the path of the node agent's ZDS socket (`INPOD_UDS`).
 pub(crate) fn inpod_uds(env: &Env) -> PathBuf {
     env.text("INPOD_UDS", "/var/run/ztunnel/ztunnel.sock")
         .into()

@@ -1,4 +1,4 @@
-//! Captured DNS of one pod: answers its queries.
+//! Answers the DNS queries of one captured pod.
 //!
 //! One worker serves all of a pod's queries: they are few, and this needs the fewest sockets.
 
@@ -22,8 +22,8 @@ use crate::{
 };
 
 impl DnsSockets {
-    /// Serves datagrams on the current worker until the pod's drain. Returns the resolver and the listener of TCP
-    /// connections.
+    /// Serves the UDP sockets on the current worker until the pod drains. Returns the DNS server, and the TCP listeners
+    /// for it.
     pub(crate) fn serve(
         self,
         pod: &Arc<Pod>,
@@ -46,7 +46,7 @@ impl DnsSockets {
     }
 }
 
-/// DNS server of one pod.
+/// DNS server for the captured queries of one pod.
 pub(crate) type PodDns = Server<PodQueries>;
 
 /// Serves DNS queries on one connection until the pod's connections are closed.
@@ -58,7 +58,7 @@ pub(crate) async fn connection(shard: Arc<Shard>, accepted: Accepted, server: Ar
     }
 }
 
-/// Finds a name of the mesh for pods of a namespace.
+/// Looks up a mesh name for pods of a namespace.
 pub(crate) fn find(
     config: &Config,
     state: &SharedState,
@@ -78,8 +78,8 @@ pub(crate) fn find(
     Some(found)
 }
 
-/// Query handler of a pod. Holds no strong reference, since sockets may be served a little longer
-/// than the pod.
+/// Resolver of a pod's queries in the mesh. Holds no strong reference, since sockets may be served a little longer than
+/// the pod.
 #[derive(Debug)]
 pub(crate) struct PodQueries(Weak<Pod>);
 
@@ -153,8 +153,8 @@ fn count(pod: &Pod, report: &Report<'_>) {
     }
 }
 
-/// Returns the metric label of the query's type. A client may query any of 65,536 types: those
-/// without a name share one label.
+/// Returns the query's type as a metric label. A client may query any of 65,536 types, so all types without a name
+/// share one label.
 fn kind(report: &Report<'_>) -> ArcStr {
     match report.question.kind_name() {
         Some("A") => arcstr::literal!("A"),

@@ -1,6 +1,6 @@
-//! Uses of the agent's record of enrolled pods: [`regain`] finds pods again when no process holds
-//! their namespaces, and [`follow`] detects, while this proxy drains and the agent is connected to
-//! a successor, that a pod or the whole mesh was removed.
+//! Reads the agent's record of enrolled pods: [`regain`] restores pods when no process holds their namespaces, and
+//! [`follow`] detects, while this proxy drains and the agent is connected to a successor, that a pod or the whole mesh
+//! was removed.
 
 use std::{
     fs, io,
@@ -23,7 +23,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum size of the record in bytes; a larger file is not the agent's.
 const MAX_RECORD_BYTES: u64 = 16 << 20;
 
-/// Reason why a pod was not found again.
+/// Reason why a pod of the record was not restored.
 #[derive(Debug, thiserror::Error)]
 enum RegainError {
     #[error("its network namespace has no name on this node")]
@@ -38,7 +38,7 @@ enum RegainError {
     NotOwned(#[source] RejectReason),
 }
 
-/// Returns the path of the record, next to the agent's socket.
+/// Returns the path of the record, in the directory of the agent's socket.
 pub(crate) fn path(agent: &Path) -> PathBuf {
     agent.with_file_name(ENROLLED_FILE)
 }
@@ -50,9 +50,8 @@ fn read(path: &Path) -> io::Result<Enrolled> {
     Ok(Enrolled::decode(&fs::read(path)?)?)
 }
 
-/// Returns the enrolled pods whose namespaces are found in `netns_dir`: the file of the recorded
-/// name must be the recorded namespace, and the namespace must have one of the pod's addresses.
-/// Their sockets are opened anew.
+/// Returns the recorded pods whose namespaces are found in `netns_dir`: the file of the recorded name must be the
+/// recorded namespace, which must have one of the pod's addresses. Their sockets have to be opened anew.
 pub(crate) fn regain(record: &Path, netns_dir: &Path) -> Vec<RestoredPod> {
     let enrolled = match read(record) {
         Ok(enrolled) => enrolled,
@@ -93,8 +92,8 @@ fn find(pod: &EnrolledPod, netns_dir: &Path) -> Result<Netns, RegainError> {
     Ok(netns)
 }
 
-/// Follows the record until the receiver is dropped: `None` until there is a record. An unreadable
-/// record changes nothing.
+/// Polls the record until the receiver is dropped; the value is `None` until there is a record. An unreadable record
+/// changes nothing.
 pub(crate) fn follow(record: PathBuf) -> watch::Receiver<Option<Enrolled>> {
     let (sender, receiver) = watch::channel(None);
     ambit_rt::spawn_essential("record of enrolled pods", async move {

@@ -32,7 +32,7 @@ use crate::{
     redirection,
 };
 
-/// Predictor of the handling of connections.
+/// Predicts how connections are handled, for `POST /explain`.
 #[derive(Debug)]
 struct Explainer {
     served: Served,
@@ -40,7 +40,7 @@ struct Explainer {
     config: Arc<Config>,
 }
 
-/// Creates an explainer for connections of, and to, the served pods.
+/// Creates the handler of `POST /explain` for connections of, and to, the served pods.
 pub(crate) fn on(served: Served, state: SharedState, config: Arc<Config>) -> Explain {
     let explainer = Arc::new(Explainer {
         served,
@@ -53,7 +53,7 @@ pub(crate) fn on(served: Served, state: SharedState, config: Arc<Config>) -> Exp
     })
 }
 
-/// Invalid query of a prediction.
+/// Error of an invalid `POST /explain` request.
 #[derive(Debug, thiserror::Error)]
 enum QueryError {
     #[error("{0:?} is no namespace/name of a pod")]
@@ -75,7 +75,7 @@ impl QueryError {
     }
 }
 
-/// Steps of the explanation so far.
+/// Steps of the prediction so far.
 #[derive(Default)]
 struct Walk(Vec<Step>);
 
@@ -88,7 +88,7 @@ impl Walk {
         Explanation { steps: self.0, end }
     }
 
-    /// Ends the explanation with a step that rejects the connection.
+    /// Ends the prediction with a step that rejects the connection.
     fn refused(mut self, step: StepKind, why: &str) -> Explanation {
         self.push(step, StepResult::Refused, why);
         let why = why.to_owned();
@@ -153,7 +153,7 @@ impl Explainer {
         })
     }
 
-    /// Returns the address of a workload by namespace and name.
+    /// Returns the first address of a workload by namespace and name.
     fn address_of(&self, namespace: &str, name: &str) -> Option<IpAddr> {
         let table = self.state.table();
         let mut all = table.workloads();
@@ -161,7 +161,7 @@ impl Explainer {
         found.ips().first().copied()
     }
 
-    /// Returns the address that a pod of a namespace connects to for a host.
+    /// Returns the address that a host name, or an address as text, resolves to for pods of a namespace.
     fn resolve(&self, namespace: &str, query: &OutboundQuery, walk: &mut Walk) -> Option<IpAddr> {
         if let Ok(ip) = query.host.parse() {
             return Some(ip);
@@ -179,8 +179,7 @@ impl Explainer {
         Some(ip)
     }
 
-    /// Explains a connection of a pod that is not captured: to the first eligible endpoint of a
-    /// service.
+    /// Predicts a connection of a pod that is not captured: to the first eligible endpoint of a service.
     fn uncaptured(
         &self,
         mut walk: Walk,
@@ -287,7 +286,7 @@ fn split(pod: &str) -> Result<(&str, &str), QueryError> {
         .ok_or_else(|| QueryError::Pod(pod.to_owned()))
 }
 
-/// Explains a connection of a captured pod.
+/// Predicts an outbound connection of a captured pod.
 async fn captured(mut walk: Walk, pod: &Pod, ip: IpAddr, dst: SocketAddr) -> Explanation {
     let local = pod.local.now(Some(ip));
     let route = match outbound::choose(pod, &local, dst, &[]).await {
@@ -320,7 +319,7 @@ async fn captured(mut walk: Walk, pod: &Pod, ip: IpAddr, dst: SocketAddr) -> Exp
     walk.ends(End::Forwarded(hop))
 }
 
-/// Describes the waypoint of a route, and the object that names it.
+/// Describes the waypoint of a route, and whether the service or the workload is bound to it.
 fn waypoint(route: &Route) -> String {
     let of_service = route.service().and_then(|one| {
         let waypoint = shared::waypoint_of(one)?;
@@ -348,7 +347,7 @@ fn waypoint(route: &Route) -> String {
     }
 }
 
-/// Returns the destination that policies match, and the application's address, of a tunnel.
+/// Returns for a tunnel's authority the destination that policies match, and the application's address.
 async fn route(
     pod: &Pod,
     local: &Local,
@@ -373,7 +372,7 @@ async fn route(
     Ok((route.authorize, route.addr))
 }
 
-/// Explains the policies of a pod for a connection, and its route.
+/// Predicts the decision of a pod's policies about a connection, and whether it is direct or passes the waypoint.
 async fn explain_policies(
     mut walk: Walk,
     pod: &Pod,

@@ -1,4 +1,4 @@
-//! Inbound tunnels: TLS, CONNECT, authorization, and the connection to the application.
+//! Inbound tunnels: TLS, CONNECT, authorization, and the connection to the application or the waypoint.
 
 pub(crate) mod hairpin;
 
@@ -97,7 +97,7 @@ impl StreamError {
     }
 }
 
-/// State of one HBONE connection that its tunnels share.
+/// State of one HBONE connection, shared by its tunnels.
 struct Client {
     shard: Arc<Shard>,
     peer: SocketAddr,
@@ -105,7 +105,7 @@ struct Client {
     identity: Option<Identity>,
 }
 
-/// Serves one HBONE connection to port 15008.
+/// Serves one HBONE connection that was accepted on port 15008.
 pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     let Accepted {
         stream,
@@ -152,7 +152,7 @@ pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     serving.await;
 }
 
-/// Reports a tunnel that ended before its client was known.
+/// Logs and counts an HBONE connection that failed before its client was authenticated.
 fn denied(pod: &Pod, (peer, local): (SocketAddr, SocketAddr), error: &str) {
     let own = pod.local.now(None);
     flow::denied(
@@ -235,8 +235,8 @@ async fn open_tunnel(
     None
 }
 
-/// Returns the headers of a response that rejects a tunnel: the denying policies, only for the
-/// workload's own waypoint. Other peers do not learn which policies a workload has.
+/// Returns the header lines of a response that rejects a tunnel: the denying policies, only for the workload's own
+/// waypoint. Other peers do not learn which policies a workload has.
 fn refusal_headers(pod: &Pod, local: &Local, who: &Peer, error: &StreamError) -> HeaderMap {
     let attached = local.workload.endpoint_waypoint.as_ref();
     let is_waypoint = |peer| attached.is_some_and(|one| one.identities.contains(peer));
@@ -260,7 +260,8 @@ struct Early {
     slot: Slot,
 }
 
-/// Validates a request before the pod's policies apply.
+/// Validates a CONNECT request, before the pod's policies are evaluated: setup limit, the pod's record and the
+/// authority.
 async fn early(
     client: &Client,
     target: Result<Authority, IncomingError>,
@@ -295,8 +296,7 @@ async fn early(
     })
 }
 
-/// Connects to the application, or to the waypoint if the connection must pass it first, if
-/// policies allow it.
+/// Evaluates the policies, and connects to the application, or to the waypoint if the connection must pass it first.
 async fn reach(
     client: &Client,
     route: &InboundRoute,
@@ -340,7 +340,7 @@ fn answer(pod: &Pod, local: &Local) -> HeaderMap {
     headers
 }
 
-/// Returns the report of a tunnel before it is accepted.
+/// Creates the access log report of a tunnel that is not accepted yet.
 fn report(client: &Client, incoming: &Incoming, local: &Local, request: &Request) -> Report {
     let pod = &client.shard.pod;
     let mut report = Report::inbound(&pod.metrics, local, client.peer, client.local);
@@ -352,7 +352,7 @@ fn report(client: &Client, incoming: &Incoming, local: &Local, request: &Request
     report
 }
 
-/// Records the client by its address in the report, unless it is on another network.
+/// Records the client's workload in the report by its address, unless the client is in another network.
 fn record_peer(report: &mut Report, client: &Client, incoming: &Incoming, local: &Local) {
     let foreign = incoming
         .headers()
@@ -368,8 +368,8 @@ fn record_peer(report: &mut Report, client: &Client, incoming: &Incoming, local:
     }
 }
 
-/// Records the service that a connection is for: the one named by the caller if the pod belongs to
-/// it, otherwise the one that the port belongs to.
+/// Records the destination service in the report: the one that the caller names (`Forwarded`) if the pod belongs to it,
+/// otherwise the one with this port.
 fn record_service(report: &mut Report, pod: &Pod, local: &Local, headers: &HeaderMap, port: u16) {
     let named_host = headers
         .get(http::header::FORWARDED)

@@ -1,5 +1,4 @@
-//! Outbound connections of the pod: their route, and the tunnel or plain connection to the
-//! destination.
+//! Outbound connections of the pod: routing, and the tunnel or plain connection to the destination.
 
 use std::{io, net::SocketAddr, pin::pin, sync::Arc};
 
@@ -50,7 +49,7 @@ pub(crate) enum OutboundError {
 }
 
 impl OutboundError {
-    /// Returns whether the condition may end within seconds, so that the connection waits.
+    /// Whether the error is temporary, so that the connection waits and retries.
     fn is_passing(&self) -> bool {
         match self {
             Self::Route(error) => error.is_passing(),
@@ -73,7 +72,7 @@ impl Failure for OutboundError {
     }
 }
 
-/// Serves one captured connection: [`original_dst`], [`decide`], [`dial`], and the relay.
+/// Serves one captured connection: [`original_dst`], [`decide`], [`dial`], and the relay of bytes.
 pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     // Setup needs much more memory than relaying: the box, dropped with this statement, frees it.
     let Some(mut connection) = Box::pin(open(shard, accepted)).await else {
@@ -137,7 +136,7 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
     }
 }
 
-/// Connects to the routed destination, or to another replica.
+/// Routes the connection and connects to the destination; if that fails, to another replica.
 async fn connect(
     shard: &Shard,
     local: &Local,
@@ -158,7 +157,8 @@ async fn connect(
     }
 }
 
-/// Returns the original destination of a captured connection. A connection to the proxy's own port was not captured.
+/// Returns the original destination of a captured connection. A connection to one of the proxy's own ports is an error,
+/// since it would loop.
 fn original_dst(stream: &TcpStream) -> Result<SocketAddr, OutboundError> {
     let dst = socket::original_dst(stream).map_err(OutboundError::OriginalDst)?;
     let local = stream.local_addr().map_err(OutboundError::OriginalDst)?;
@@ -169,7 +169,7 @@ fn original_dst(stream: &TcpStream) -> Result<SocketAddr, OutboundError> {
     Ok(dst)
 }
 
-/// Routes the connection, resolving hostnames, to a replica other than those that `failed`.
+/// Routes the connection to an endpoint other than those in `failed`, and resolves its host name.
 async fn decide(
     pod: &Pod,
     local: &Local,
@@ -182,7 +182,7 @@ async fn decide(
     Ok(route)
 }
 
-/// Routes a connection before hostnames are resolved.
+/// Routes the connection to an endpoint other than those in `failed`, without resolving host names.
 pub(crate) async fn choose(
     pod: &Pod,
     local: &Local,
@@ -199,7 +199,7 @@ pub(crate) async fn choose(
     Ok(route)
 }
 
-/// Returns the route with its host name resolved.
+/// Resolves the host name of a route, if it has one.
 pub(crate) async fn resolved(
     pod: &Pod,
     local: &Local,
@@ -215,7 +215,7 @@ pub(crate) async fn resolved(
     }
 }
 
-/// Records the route in the connection's report.
+/// Records the route in the access log report and the connection table.
 fn describe(pod: &Pod, route: &Route, report: &mut Report, shown: &Handle) {
     if let Some(service) = route.service() {
         report.service(service);
@@ -243,7 +243,7 @@ fn describe(pod: &Pod, route: &Route, report: &mut Report, shown: &Handle) {
     }
 }
 
-/// Connects to the routed destination.
+/// Opens the tunnel, nested tunnels or plain connection of a route.
 async fn dial(
     shard: &Shard,
     local: &Local,
@@ -276,8 +276,8 @@ async fn dial(
     }
 }
 
-/// Connects to a pod of the waypoint that the connection must pass, or to an endpoint of the
-/// service, and to another one if that fails. Also returns the chosen one.
+/// Opens a tunnel to a pod of the waypoint, or to an endpoint of the service; if one fails, to another. Also returns
+/// the route that succeeded.
 async fn to_replica(
     shard: &Shard,
     local: &Local,

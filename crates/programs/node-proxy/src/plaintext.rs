@@ -1,4 +1,4 @@
-//! Inbound connections without a tunnel.
+//! Inbound plaintext connections, captured on port 15006.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -59,7 +59,7 @@ impl Failure for PlaintextError {
     }
 }
 
-/// Serves one captured connection.
+/// Serves one captured plaintext connection.
 pub(crate) async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     let Some(mut connection) = Box::pin(open(shard, accepted)).await else {
         return;
@@ -114,7 +114,8 @@ async fn open(shard: Arc<Shard>, accepted: Accepted) -> Option<Established> {
     }
 }
 
-/// Returns the original destination of a captured connection; an error if it is the proxy's own port.
+/// Returns the original destination of a captured connection; logs a denial and returns `None` if it is one of the
+/// proxy's own ports.
 fn original_dst(pod: &Pod, stream: &TcpStream, peer: SocketAddr) -> Option<SocketAddr> {
     let denied = |dst, error: &str| {
         let local = pod.local.now(None);
@@ -140,8 +141,7 @@ fn original_dst(pod: &Pod, stream: &TcpStream, peer: SocketAddr) -> Option<Socke
     }
 }
 
-/// Connects to the application, or to the waypoint if the connection must pass it first, if
-/// policies allow it.
+/// Evaluates the policies, and connects to the application, or to the waypoint if the connection must pass it first.
 async fn reach(
     shard: &Shard,
     local: &Local,

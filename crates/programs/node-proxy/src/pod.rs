@@ -1,4 +1,4 @@
-//! Proxy instance of one pod: the identity of the pod, and the state that all its workers share.
+//! Proxy instance of one pod: the pod's identity, and the state that all its workers share.
 
 mod dns_sockets;
 mod listeners;
@@ -36,18 +36,18 @@ use crate::config::Config;
 pub(crate) use dns_sockets::DnsSockets;
 pub use listeners::{Captured, PodListeners};
 
-/// Shared parts of all pods' proxies.
+/// Parts that the proxy instances of all pods share.
 #[derive(Clone, Debug)]
 pub struct Proxy {
     /// Configuration from the environment.
     pub config: Arc<Config>,
-    /// State of the mesh.
+    /// State of the mesh: workloads, services and policies.
     pub state: SharedState,
     /// Certificates of the pods.
     pub certificates: Certificates,
-    /// Metrics of connections.
+    /// Metrics of connections, DNS and policies.
     pub metrics: Arc<Metrics>,
-    /// Gate that opens when connections are accepted.
+    /// Gate of the accept loops, which wait while it is closed.
     pub gate: Gate,
 }
 
@@ -58,24 +58,23 @@ pub struct Pod {
     pub uid: ArcStr,
     /// Network namespace of the pod's sockets.
     pub netns: Netns,
-    /// Whether connections to the application may use the client's address.
+    /// Whether connections to the application may have the client's address as their source.
     pub(crate) preserves_client_address: bool,
     pub(crate) config: Arc<Config>,
     pub(crate) state: SharedState,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) gate: Gate,
-    /// Record of the pod.
+    /// Workload record of the pod in the mesh state.
     pub(crate) local: LocalWorkload,
-    /// Guard that decides to which addresses the pod's connections may be redirected.
+    /// Guard that decides to which addresses the pod's outbound connections may be redirected.
     pub(crate) guard: Guard,
     /// Dialer of the pod's outbound connections.
     pub(crate) dialer: Dialer,
-    /// Connections whose setup is in flight.
+    /// Number of connections whose setup is in flight, and its limits.
     pub(crate) in_flight: InFlight,
-    /// Inode numbers of the pod's listeners in any process.
+    /// Inode numbers of the pod's listeners, by which those of other processes are recognized.
     listeners: HashSet<u64>,
-    /// Whether another proxy's listeners take the connections from now on: ours are drained and
-    /// closed.
+    /// Whether another proxy's own listeners accept the pod's connections: this proxy's are drained and closed.
     is_surrendered: AtomicBool,
     lifecycle: Lifecycle,
 }
@@ -110,8 +109,8 @@ impl Pod {
         Ok((pod, listeners))
     }
 
-    /// Opens the proxy's own pod, in whose namespace this process runs: not captured, but reachable
-    /// through tunnels (Istio's contract). One listener for each worker.
+    /// Opens the listeners of the proxy's own pod, in whose namespace this process runs, one for each worker: the pod
+    /// is not captured, but reachable through tunnels, as with Istio's node proxy.
     ///
     /// # Errors
     ///
@@ -178,7 +177,7 @@ impl Pod {
         })
     }
 
-    /// Creates a pod without listeners.
+    /// Creates a pod without listeners, for tests.
     #[cfg(test)]
     pub(crate) fn idle(proxy: &Proxy, name: PodName) -> Arc<Self> {
         let netns = Netns::current().unwrap();
@@ -205,8 +204,8 @@ impl Pod {
         self.lifecycle.gone()
     }
 
-    /// Returns whether an address is the pod's own: one of its record, of its enrolment, or of one
-    /// of its interfaces. Loopback addresses are not.
+    /// Whether an address is the pod's own: in its workload record, its enrolment, or on one of its interfaces.
+    /// Loopback addresses are not.
     pub(crate) fn owns(&self, local: &Local, ip: IpAddr) -> bool {
         let ip = ip.to_canonical();
         if ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() {
@@ -218,18 +217,17 @@ impl Pod {
             || addresses_in(&self.netns).is_ok_and(|found| named(&found))
     }
 
-    /// Returns whether an address is on this node: see [`Dialer::is_near`].
+    /// Whether an address is on this node: see [`Dialer::is_near`].
     pub fn is_near(&self, ip: IpAddr) -> bool {
         self.dialer.is_near(ip)
     }
 
-    /// Returns a watcher of the drain of the pod's proxy.
+    /// Returns a watcher of the pod's drain.
     pub(crate) fn drain_watcher(&self) -> DrainWatcher {
         self.lifecycle.drain_watcher()
     }
 
-    /// Returns whether sockets of another process accept the pod's connections, too: those of a
-    /// proxy that did not take over the listeners.
+    /// Whether another process listens on the pod's ports too, with sockets of its own instead of this proxy's.
     pub(crate) fn others_listen(&self) -> io::Result<bool> {
         let listening = tcp_sockets(&self.netns, State::Listening)?;
         let others: HashSet<u16> = listening
@@ -241,14 +239,13 @@ impl Pod {
         Ok(ports.iter().all(|port| others.contains(port)))
     }
 
-    /// Marks the listeners as handed over. Called before [`Self::finish`] when other sockets accept the pod's
-    /// connections.
+    /// Marks that another proxy's own listeners accept the pod's connections. Called before [`Self::finish`].
     pub(crate) fn surrender(&self) {
         self.is_surrendered.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether connections that wait in our backlogs must be served when the listeners
-    /// close. With a successor that has the same sockets, they must not.
+    /// Whether connections in the accept queues must be served when the listeners close; not if a successor has the
+    /// same sockets and accepts them.
     pub(crate) fn serves_backlog(&self) -> bool {
         self.gate.is_open() || self.is_surrendered.load(Ordering::Relaxed)
     }

@@ -1,5 +1,5 @@
-//! Hand-over of a pod to the next process, as an item of [`ambit_handover`]: its key is the uid,
-//! its first descriptor the network namespace, and the others are sockets.
+//! Encodes and decodes a pod as an item of [`ambit_handover`], for the next process: the key is the UID, the first
+//! descriptor the network namespace, and the others are sockets.
 
 use std::os::fd::OwnedFd;
 
@@ -13,29 +13,29 @@ use ambit_zds::{PodUid, Request, WorkloadInfo};
 pub(crate) struct RestoredPod {
     /// UID of the pod in Kubernetes.
     pub(crate) uid: PodUid,
-    /// Workload of the pod.
+    /// Name and addresses of the pod.
     pub(crate) info: WorkloadInfo,
     /// Network namespace of the pod.
     pub(crate) netns: Netns,
-    /// Listening sockets of any kind; empty if they must be opened again.
+    /// Sockets of the pod, of any kind; empty if they must be opened again.
     pub(crate) sockets: Vec<OwnedFd>,
 }
 
-/// Error of an item that is not a pod.
+/// Error of decoding an item as a pod.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RestoreError {
-    /// The description cannot be read.
+    /// The metadata cannot be decoded.
     #[error("cannot decode its description")]
     About(#[from] ZdsDecodeError),
-    /// The description is of another pod, or of none.
+    /// The metadata is of another pod, or of none.
     #[error("its description is of another pod")]
     Another,
-    /// Missing network namespace.
+    /// The item has no usable network namespace.
     #[error("it came without a network namespace")]
     Netns(#[source] std::io::Error),
 }
 
-/// Returns the description of a pod: its enrolment, as the agent sends it.
+/// Encodes the metadata of a pod's item: its enrolment, in the agent's format.
 pub(crate) fn about(uid: &PodUid, info: &WorkloadInfo) -> Vec<u8> {
     encode_request(&Request::Add {
         uid: uid.clone(),
@@ -44,7 +44,7 @@ pub(crate) fn about(uid: &PodUid, info: &WorkloadInfo) -> Vec<u8> {
 }
 
 impl RestoredPod {
-    /// Parses an item.
+    /// Decodes a pod from an item of this key.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Pods that are served: executes the effects of the enrolment protocol.
+//! Serves the pods that the node agent enrols: executes the effects of the enrolment protocol (ZDS).
 
 use std::{
     collections::BTreeMap,
@@ -33,14 +33,14 @@ use crate::{
     pre_capture,
 };
 
-/// Interval at which a succeeded proxy checks for listeners that its successor opened itself.
+/// Interval at which a proxy with a successor checks whether that has opened listeners of its own.
 const LISTENER_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Pods that are served now, for dumps and for the end of the process.
+/// Pods that this proxy serves, for dumps and for the termination.
 #[derive(Clone, Debug, Default)]
 pub struct Served {
     inner: Arc<Mutex<Inner>>,
-    /// Unenrolled pods with open connections.
+    /// Pods that have left the mesh and still have open connections.
     leaving: TaskTracker,
 }
 
@@ -51,7 +51,7 @@ struct Inner {
 }
 
 impl Served {
-    /// Returns the pods with active listeners.
+    /// Returns the pods whose listeners are open.
     pub fn pods(&self) -> Vec<Arc<Pod>> {
         self.inner
             .lock()
@@ -61,15 +61,15 @@ impl Served {
             .collect()
     }
 
-    /// Returns the pod of a namespace and name, if its listeners are active.
+    /// Returns the pod with this namespace and name, if its listeners are open.
     pub(crate) fn find(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
         let pods = self.pods();
         pods.into_iter()
             .find(|pod| pod.name().namespace == namespace && pod.name().name == name)
     }
 
-    /// Waits until the connections of pods that have left the mesh have ended, at most for `limit`:
-    /// the end of the process would terminate them.
+    /// Waits until the connections of pods that have left the mesh have ended, at most for `limit`, since the end of
+    /// the process terminates them.
     pub async fn left(&self, limit: Duration) {
         self.leaving.close();
         let _late = tokio::time::timeout(limit, self.leaving.wait()).await;
@@ -83,19 +83,19 @@ impl Served {
         });
     }
 
-    /// Returns whether any pod would be left without a proxy. A successor that cannot take over
-    /// sockets opens its own beside them.
+    /// Whether the end of this proxy would leave a pod without a proxy: false if a successor that cannot take over
+    /// sockets has opened its own for all pods.
     pub(crate) fn is_needed(&self) -> bool {
         let others_listen = |pod: &Arc<Pod>| pod.others_listen().is_ok_and(|others| others);
         !self.pods().iter().all(others_listen)
     }
 
-    /// Returns whether no pods are served.
+    /// Whether no pods are served.
     pub fn is_empty(&self) -> bool {
         self.inner.lock().up.is_empty()
     }
 
-    /// Returns `workloadState` of a dump: by pod uid.
+    /// Returns the served pods by UID, as `workloadState` of a configuration dump.
     pub fn dump(&self) -> Value {
         let inner = self.inner.lock();
         let up = inner.up.iter().map(|(uid, (_, pod))| {
@@ -115,7 +115,7 @@ impl Served {
     }
 }
 
-/// Client of the agent, which serves the pods that the agent enrols.
+/// Client of the node agent (ZDS), which serves the pods that the agent enrols.
 #[derive(Debug)]
 pub struct Enrolment {
     proxy: Proxy,
@@ -147,8 +147,7 @@ enum LinkError {
 }
 
 impl Enrolment {
-    /// Creates a client that serves no pods yet. `ready` becomes true once all pods of a complete
-    /// snapshot are served.
+    /// Creates a client without pods. `ready` completes once all pods of a complete snapshot are served.
     pub fn new(
         proxy: Proxy,
         workers: Arc<Workers>,
@@ -167,13 +166,12 @@ impl Enrolment {
         }
     }
 
-    /// Returns the pods that are served.
+    /// Returns the handle of the served pods.
     pub fn served(&self) -> Served {
         self.served.clone()
     }
 
-    /// Serves a pod of the previous process, with its sockets. The agent's snapshot decides whether
-    /// it stays.
+    /// Serves a pod of the previous process, with its sockets. The agent's snapshot decides whether the pod remains.
     pub(crate) fn restore(&mut self, pod: RestoredPod) {
         let RestoredPod {
             uid,
@@ -186,7 +184,8 @@ impl Enrolment {
         let _nobody_asked = self.react(event);
     }
 
-    /// Runs until the task is dropped. While the agent is unavailable the pods are still served.
+    /// Connects to the agent and follows it until the task is dropped. While the agent is unavailable, the pods are
+    /// still served.
     pub async fn run(mut self) {
         // An attempt is cheap, and pods that start wait until it succeeds.
         let mut backoff = Backoff::new(Duration::from_millis(10), Duration::from_millis(200), 0.2);
@@ -224,9 +223,9 @@ impl Enrolment {
         }
     }
 
-    /// Waits while a successor takes the connections, during which the agent must be connected to
-    /// the successor alone: this process would not act on messages. Pods for which the successor
-    /// opens listeners of its own are surrendered, so that no connections wait in ours.
+    /// Waits while a successor accepts the connections, during which the agent must be connected to the successor
+    /// alone: this process would not act on messages. Pods for which the successor opens listeners of its own are
+    /// surrendered, so that no connections wait at this proxy's.
     async fn wait_for_successor(&mut self) {
         let mut accept = self.supervisor.accept();
         while *accept.borrow_and_update() == Accept::Paused {
@@ -255,7 +254,7 @@ impl Enrolment {
         }
     }
 
-    /// Waits, while retrying pods that could not be started.
+    /// Waits for this time; meanwhile retries the start of pods that failed.
     async fn wait_ticking(&mut self, wait: Duration) {
         let until = tokio::time::Instant::now() + wait;
         loop {
@@ -308,7 +307,7 @@ impl Enrolment {
         }
     }
 
-    /// Passes an event to the protocol and runs its effects, which may cause further events.
+    /// Passes an event to the enrolment protocol and executes its effects, which may cause further events.
     fn react(&mut self, event: ProxyEvent<Netns>) -> Reply {
         let mut reply = Reply::default();
         let mut events = std::collections::VecDeque::from([event]);

@@ -1,7 +1,6 @@
-//! Connections of a pod that the proxy does not carry: those that were open before the pod was
-//! captured. They continue in plaintext, and are listed. A setting closes all of them; inbound ones
-//! are closed when a policy begins to deny them, and, like the proxy's own, when all connections to
-//! the pod must pass its waypoint.
+//! Pre-capture connections of a pod, which the proxy does not carry. They continue in plaintext, and are listed. A
+//! setting closes all of them; inbound ones are closed when a policy begins to deny them, and, like the proxy's own,
+//! when all connections to the pod must pass its waypoint.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +26,7 @@ use tokio::time::Instant;
 
 use crate::pod::Pod;
 
-/// Delays after which the plaintext connections of a new pod are closed. The agent redirects as soon as the pod is
+/// Delays of attempts to close the pre-capture connections of a new pod. The agent redirects as soon as the pod is
 /// served; a connection opened just before may still be in its handshake at the first attempt.
 const CLOSE_DELAYS: [Duration; 3] = [
     Duration::from_millis(500),
@@ -35,17 +34,18 @@ const CLOSE_DELAYS: [Duration; 3] = [
     Duration::from_secs(10),
 ];
 
-/// Delays of checks for a new pod's earlier connections; the last is after probes from before the capture have ended.
+/// Delays of searches for a new pod's pre-capture connections; the last one is after probes from before the capture
+/// have ended.
 const CHECK_DELAYS: [Duration; 3] = [
     Duration::from_millis(500),
     Duration::from_millis(1500),
     PROBE_GRACE,
 ];
 
-/// Time after a pod's capture in which a connection from the node may be a probe that began earlier.
+/// Time after a pod's capture in which a connection from the node may be a probe that began before.
 const PROBE_GRACE: Duration = Duration::from_secs(60);
 
-/// Returns the plaintext connections of the pod now.
+/// Returns the pre-capture connections that are open now, for dumps.
 pub(crate) fn shown(pod: &Pod) -> Vec<Shown> {
     let found = find(pod, State::Established).unwrap_or_else(|error| {
         tracing::debug!(pod = %pod.name(), %error, "cannot look for plaintext connections");
@@ -62,7 +62,7 @@ pub(crate) fn shown(pod: &Pod) -> Vec<Shown> {
         .collect()
 }
 
-/// Closes connections from before the capture, while some may appear.
+/// Closes a pod's pre-capture connections, repeatedly while some may still be established.
 pub(crate) async fn close(pod: Arc<Pod>) {
     let pod = weak(pod);
     for pause in CLOSE_DELAYS {
@@ -87,10 +87,10 @@ pub(crate) async fn close(pod: Arc<Pod>) {
     }
 }
 
-/// Closes a pod's inbound connections from before its capture when a policy starts to deny them (STRICT or any other),
-/// and when a waypoint becomes required, see [`WaypointGrace`]. Connections that were already denied at capture
-/// continue, since a setting decides about them; so do connections within the pod, and for a while those that may be
-/// kubelet's. Completes when none are left.
+/// Closes a pod's inbound pre-capture connections when a policy starts to deny them (STRICT or any other), and when a
+/// waypoint becomes required, see [`WaypointGrace`]. Connections that were already denied at capture continue, since a
+/// setting decides about them; so do connections within the pod, and for a while those that may be kubelet's. Completes
+/// when none are left.
 pub(crate) async fn enforce(pod: Arc<Pod>) {
     let mut changes = pod.state.watch_pod(pod.name());
     let mut gone = pin!(pod.gone());
@@ -161,12 +161,12 @@ pub(crate) async fn enforce(pod: Arc<Pod>) {
     }
 }
 
-/// Downgrades the reference for a waiting task, which must not keep a removed pod and its namespace alive.
+/// Downgrades the reference, for a task that waits and must not keep a removed pod and its namespace alive.
 fn weak(pod: Arc<Pod>) -> Weak<Pod> {
     Arc::downgrade(&pod)
 }
 
-/// Returns the source addresses of kubelet's connections before capture.
+/// Returns the addresses from which kubelet may have connected before the capture.
 fn kubelet_addresses(pod: &Pod) -> Vec<IpAddr> {
     let mut addresses = gateways_of(&pod.netns).unwrap_or_default();
     addresses.extend(pod.config.node_ip);
@@ -180,13 +180,13 @@ async fn sleep(pause: Option<Duration>) {
     }
 }
 
-/// Decision about a connection from before the capture.
+/// Policy decision about a pre-capture connection, and whether the connection bypasses a required waypoint.
 struct Evaluation {
     decision: Decision,
     bypass: Option<Bypass>,
 }
 
-/// Evaluates a connection as if the proxy had just accepted it, without an identity.
+/// Evaluates a pre-capture connection as if the proxy had just accepted it, from a peer without a principal.
 fn evaluate(pod: &Pod, workload: &Workload, socket: &TcpSocket) -> Evaluation {
     let peer = Peer {
         source: None,
@@ -199,8 +199,7 @@ fn evaluate(pod: &Pod, workload: &Workload, socket: &TcpSocket) -> Evaluation {
     }
 }
 
-/// Inbound connections from before the capture, by cookie, and whether they were allowed at the
-/// last check.
+/// Inbound pre-capture connections: whether each, by its socket cookie, was allowed at the last check.
 #[derive(Debug, Default)]
 struct PreCaptureConnections(BTreeMap<u64, bool>);
 
@@ -209,8 +208,8 @@ impl PreCaptureConnections {
         self.0.is_empty()
     }
 
-    /// Returns open connections that were allowed before and no longer are, including spared ones whose exemption
-    /// ended.
+    /// Returns open connections that were allowed at the last check and are denied now, except for those that
+    /// `is_spared`.
     fn newly_denied(
         &mut self,
         found: Vec<TcpSocket>,
@@ -247,7 +246,7 @@ impl PreCaptureConnections {
     }
 }
 
-/// Closes a socket. Returns whether it was open.
+/// Destroys the application's socket of a pre-capture connection, and counts it. Returns whether it was open.
 fn destroy(pod: &Pod, socket: &TcpSocket, cause: EarlierCause) -> bool {
     let metrics = &pod.metrics;
     match tcp_sockets::destroy(&pod.netns, socket) {

@@ -1,5 +1,5 @@
-//! Addresses to which a pod's connections are redirected: never to loopback, link-local, or a
-//! cloud's metadata service, unless the administrator's settings allow it.
+//! Guards the destinations that a pod's connections are redirected to: never loopback, link-local, or a cloud's
+//! metadata service, unless the administrator's settings allow it.
 //!
 //! The sockets are opened in the pod's own namespace, so that the pod cannot reach more than by
 //! dialing itself. But an application that calls addresses of its users (webhooks, fetchers of
@@ -13,11 +13,11 @@ use std::net::IpAddr;
 use ambit_egress::{Forbidden, Guard};
 use ambit_route::Route;
 
-/// Checks the destination of a connection to `dialled`.
+/// Checks the route of a connection that the application opened to the address `dialled`.
 ///
 /// # Errors
 ///
-/// The reason, if the route leads to a forbidden address that was not dialed.
+/// The reason, if the route leads to a forbidden address other than `dialled`.
 pub(crate) fn check(guard: &Guard, dialled: IpAddr, route: &Route) -> Result<(), Forbidden> {
     let redirected = match route {
         Route::Plain(plain) => plain.addr.ip(),

@@ -1,4 +1,4 @@
-//! Rejects connections that cannot be served: accepts, and then resets them.
+//! Rejects captured connections that cannot be served: accepts, and then resets them.
 //!
 //! Without the mesh, a client sees while connecting whether a port is open, and only afterwards
 //! whether the server accepts the client. A denial by policy is of the latter kind: the client's
@@ -11,8 +11,8 @@ use tokio::{net::TcpStream, time::timeout};
 /// Delay of the reset for a silent client: long enough for its `connect` to return.
 const RESET_DELAY: Duration = Duration::from_millis(100);
 
-/// Resets an application's connection once the application knows that it is connected: when it has
-/// sent a byte, or after a short delay.
+/// Resets an application's connection once `connect` has certainly returned: after the first byte that it sends, or
+/// after [`RESET_DELAY`].
 pub(crate) async fn reset(stream: TcpStream) {
     // An earlier reset may be faster than the application's thread, whose `connect` would fail
     // then.

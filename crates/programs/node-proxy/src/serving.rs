@@ -1,4 +1,4 @@
-//! Serves a pod's listeners on the workers: accepts connections, and starts the task that handles each.
+//! Accept loops of a pod's listeners on the workers, which start a task for each connection.
 
 use std::{io, sync::Arc};
 
@@ -16,7 +16,7 @@ use crate::{
     shard::Shard,
 };
 
-/// Port of a listener, which decides how its connections are handled.
+/// Kind of a listener, which determines how its connections are handled.
 #[derive(Clone, Debug)]
 enum Port {
     Outbound,
@@ -26,8 +26,8 @@ enum Port {
 }
 
 impl Pod {
-    /// Serves the pod: distributes the sets of listeners over the workers, and rechecks connections
-    /// when policies change. Must be called on a runtime that outlives the pod.
+    /// Serves the pod: distributes the sets of listeners over the workers, and re-evaluates open connections when
+    /// policies change. Must be called on a runtime that outlives the pod.
     pub fn serve(self: &Arc<Self>, workers: &Workers, listeners: Vec<PodListeners>) {
         let Config {
             missing_policy_grace,
@@ -54,7 +54,7 @@ impl Pod {
     }
 }
 
-/// Accepts connections of a pod while the gate is open, until its drain. Runs on a worker.
+/// Accepts connections of a pod on the current worker while the gate is open, until the pod drains.
 fn serve(pod: Arc<Pod>, listeners: PodListeners) -> io::Result<()> {
     let PodListeners {
         captured,

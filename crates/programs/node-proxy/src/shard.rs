@@ -1,4 +1,4 @@
-//! Proxy of one pod on one worker thread, with its connection pool.
+//! State of one pod's proxy on one worker thread.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use ambit_hbone::Pool;
 
 use crate::pod::Pod;
 
-/// One pod on one worker.
+/// Proxy of one pod on one worker, with the worker's pool of HBONE connections.
 #[derive(Debug)]
 pub(crate) struct Shard {
     pub(crate) pod: Arc<Pod>,

@@ -1,8 +1,7 @@
-//! Termination of the process: the pods are served until a successor takes their connections; open
-//! connections then continue until they end, or until the process must end. Policies, revocations
-//! and certificates are still updated. The agent is connected to the successor alone: this process
-//! reads from the agent's record that a pod has left the mesh, or that the mesh is being
-//! uninstalled.
+//! Termination of the process: the pods are served until a successor accepts their connections; open connections then
+//! continue until they end, or until the process must end. Policies, revocations and certificates are still updated.
+//! The agent is connected to the successor alone: this process reads from the agent's record that a pod has left the
+//! mesh, or that the mesh is being uninstalled.
 
 use std::{
     collections::HashSet,
@@ -17,14 +16,14 @@ use tokio::{sync::watch, time::sleep};
 
 use crate::{config::Config, enrolment_record, pod::Pod, pods::Served};
 
-/// Drain time of connections when the mesh is being uninstalled.
+/// Maximum drain time when the mesh is being uninstalled.
 const REMOVED_DRAIN: Duration = Duration::from_secs(30);
-/// Time for sending the resets of closed connections.
+/// Time for which the process waits until the resets of closed connections are sent.
 const RESET_GRACE: Duration = Duration::from_secs(1);
 
 type Record = watch::Receiver<Option<Enrolled>>;
 
-/// Remaining work of a process that is terminating.
+/// Parts of the process that its termination needs.
 #[derive(Debug)]
 pub(crate) struct Termination {
     pub(crate) config: Arc<Config>,
@@ -32,12 +31,12 @@ pub(crate) struct Termination {
     pub(crate) supervisor: Supervisor,
     /// The proxy's own pod.
     pub(crate) own: Option<Arc<Pod>>,
-    /// Task of the client of the agent.
+    /// Task of the agent's client, which ends when the drain begins.
     pub(crate) enrolment: AbortOnDrop<()>,
 }
 
 impl Termination {
-    /// Drains: completes when no connections are open, or at the deadline.
+    /// Waits for a successor if necessary, and drains: completes when no connections are open, or at the deadline.
     pub(crate) async fn run(self, cause: &str) {
         let Self {
             config,
@@ -80,7 +79,7 @@ impl Termination {
     }
 }
 
-/// Waits until the mesh is being uninstalled.
+/// Waits until the agent's record states that the mesh is being uninstalled.
 async fn removed(mut record: Record) {
     let is_removed = |record: &Option<Enrolled>| record.as_ref().is_some_and(|now| now.removed);
     if record.wait_for(is_removed).await.is_err() {
@@ -89,7 +88,7 @@ async fn removed(mut record: Record) {
     }
 }
 
-/// Shortens the drain of pods that leave the mesh meanwhile.
+/// Limits the drain time of pods that the agent's record no longer lists.
 async fn shorten_drains_of_leaving_pods(
     mut record: Record,
     mut pods: Vec<Arc<Pod>>,
@@ -122,7 +121,7 @@ async fn shorten_drains_of_leaving_pods(
     }
 }
 
-/// Drains the connections of all pods, each until the deadline.
+/// Drains the connections of all pods, at most for `deadline`.
 async fn drain(pods: Vec<Arc<Pod>>, deadline: Duration) {
     let draining: Vec<_> = pods
         .into_iter()

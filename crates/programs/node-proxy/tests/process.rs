@@ -1,4 +1,4 @@
-//! Tests of the real program as its own supervisor: lifetimes of both processes, and exit codes.
+//! Tests the node proxy's executable as its own supervisor: lifetimes of both processes, and exit codes.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -19,7 +19,7 @@ fn program() -> Command {
     command
 }
 
-/// Pod with a network namespace, and a directory that its containers share.
+/// Network namespace of a pod, and a directory that the pod's containers share.
 struct Testbed {
     host: Host,
     directory: tempfile::TempDir,
@@ -33,7 +33,7 @@ impl Testbed {
         }
     }
 
-    /// Starts one process of a pair of supervisors.
+    /// Starts one supervisor of a pair, with its worker.
     fn start(&self) -> Running {
         self.start_with(&[])
     }
@@ -80,7 +80,7 @@ impl Testbed {
     }
 }
 
-/// Supervisor with its worker.
+/// Running supervisor with its worker.
 struct Running {
     supervisor: Child,
 }
@@ -117,7 +117,7 @@ impl Drop for Running {
     }
 }
 
-/// Returns whether a process has ended; it may be a zombie.
+/// Whether a process has ended; it may still be a zombie.
 fn is_gone(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     !stat.is_ok_and(|stat| !stat.contains(") Z "))

@@ -41,7 +41,7 @@ fn json(file: &str) -> Value {
     serde_json::from_str(&text(file)).unwrap()
 }
 
-/// Returns names and bytes of the records.
+/// Reads recorded xDS resources from a file: names and protobuf bytes.
 fn records(file: &str) -> Vec<(String, Vec<u8>)> {
     let record = |line: &str| {
         let line: Value = serde_json::from_str(line).unwrap();
@@ -53,7 +53,7 @@ fn records(file: &str) -> Vec<(String, Vec<u8>)> {
     text(file).lines().map(record).collect()
 }
 
-/// Mesh of the records: workloads by uid, services by host name.
+/// Workloads by UID and services by host name, from the recorded resources.
 #[derive(Default)]
 struct Mesh {
     workloads: BTreeMap<String, Workload>,
@@ -120,8 +120,7 @@ fn dump_of_the_same_records_is_equal() {
     }
 }
 
-/// Sorts lists of records, and of map entries in them, by name: their order is not part of the
-/// contract.
+/// Sorts lists of resources, and lists in them, by name, since their order is not part of the contract.
 fn sorted(list: &Value) -> Value {
     let Value::Array(records) = list else {
         return list.clone();
@@ -141,8 +140,8 @@ fn sorted(list: &Value) -> Value {
     records.into()
 }
 
-/// Returns whether a field is empty, which equals a missing one, for istioctl as for every reader
-/// of JSON into types: we write some that Istio's node proxy leaves out.
+/// Whether a field is empty, which equals a missing one for istioctl, as for every reader that decodes JSON into types:
+/// Ambit writes some that Istio's node proxy omits.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -227,7 +226,7 @@ async fn certificate_is_dumped_in_the_same_shape() {
     assert_eq!(ours[0]["state"], theirs["state"]);
 }
 
-/// Returns keys and types, of lists those of the first element.
+/// Replaces texts by a placeholder and reduces lists to their first element, to compare keys and types.
 fn shape(value: &Value) -> Value {
     match value {
         Value::Object(map) => map
@@ -276,7 +275,7 @@ fn labels(line: &str) -> BTreeMap<String, String> {
     inside.split("\",").map(pair).collect()
 }
 
-/// Returns the labels of a line of Istio's metrics, from the records.
+/// Parses the labels of a line of Istio's metrics, with workloads and services from the recorded resources.
 fn traffic(mesh: &Mesh, line: &str) -> TrafficLabels {
     let labels = labels(line);
     let workload = |side: &str| {
@@ -382,7 +381,7 @@ impl io::Write for Output {
     }
 }
 
-/// Returns the fields of a line; none of the recorded values has a space before a `=`.
+/// Parses the `key=value` fields of an access log line; none of the recorded values has a space before a `=`.
 fn fields(line: &str) -> BTreeMap<&str, &str> {
     let mut fields = BTreeMap::new();
     let mut rest = line;

@@ -1,4 +1,4 @@
-//! Process of a waypoint: builds its parts, runs them, and ends them in order.
+//! Process of a waypoint: builds its parts, runs them, and stops them in order.
 
 use std::{sync::Arc, time::Duration};
 
@@ -43,27 +43,26 @@ use ambit_waypoint_engine::{
     waypoint::{Waypoint, WaypointInputs},
 };
 
-/// Time for which connections queue at the sockets during [`prepare`]. After that they are accepted
-/// and rejected with the missing prerequisite as the reason.
+/// Time for which connections wait in the accept queues during [`prepare`]. After that they are accepted, and rejected
+/// with the missing prerequisite as the reason.
 const QUEUE_TIME: Duration = Duration::from_secs(5);
 
-/// Grace period for requests in flight after the last connections were accepted, if no other pod
-/// took them over.
+/// Grace period for requests in flight after the last connection was accepted, if no other pod of the waypoint serves.
 const LAST_REQUEST_GRACE: Duration = Duration::from_secs(5);
 
-/// Multiple of the linger for which a terminating pod serves while no other pod of the waypoint
-/// does, even without callers.
+/// Multiple of [`Config::linger`] for which a terminating pod keeps serving while no other pod of the waypoint does,
+/// even without callers.
 const STAND_IN_LINGER_FACTOR: u32 = 15;
 
-/// Timeout of the last export of metrics and logs.
+/// Timeout of the last export of metrics and logs before the process ends.
 const LAST_EXPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Parent of the process.
+/// Parent that started the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartedBy {
-    /// A user or a test, without a supervisor.
+    /// Started by a user or a test, without a supervisor.
     Unsupervised,
-    /// The supervisor, whose link is standard input.
+    /// Started by the supervisor, whose link is standard input.
     Supervisor,
 }
 
@@ -91,13 +90,13 @@ pub fn run(env: &Env, by: StartedBy) -> anyhow::Result<()> {
     result
 }
 
-/// Returns the version that the waypoint reports.
+/// Returns the version that the waypoint reports to the control plane and in dumps.
 fn version(env: &Env) -> &str {
     let version = env.get("ISTIO_META_ISTIO_VERSION");
     version.unwrap_or(env!("CARGO_PKG_VERSION"))
 }
 
-/// Registers the metrics of version and traffic, and sets the origin of flow events.
+/// Registers the metrics of build and traffic, and sets the origin of flow events.
 fn register_metrics(
     env: &Env,
     config: &Config,
@@ -197,7 +196,7 @@ async fn run_with(
     Ok(())
 }
 
-/// Creates the admin interface of a waypoint.
+/// Creates the admin server's pages of a waypoint.
 fn admin(
     env: &Env,
     waypoint: &Arc<Waypoint>,
@@ -234,9 +233,9 @@ fn admin(
     })
 }
 
-/// Accepts connections until no more arrive: clients choose this pod until they learn of its
-/// termination, or while no other pod serves. Returns the remaining time. Calls `ending` when
-/// clients should switch to other pods, and readiness fails.
+/// Accepts further connections during termination, until none arrive any more: clients choose this pod until they learn
+/// of its termination, or while no other pod serves. Calls `ending` when clients should switch to other pods and
+/// readiness fails. Returns the remaining time.
 async fn serve_on(waypoint: &Waypoint, ending: impl FnOnce()) -> Duration {
     let linger = waypoint.config.linger;
     let end = Instant::now() + linger + waypoint.config.termination_deadline;
@@ -319,7 +318,7 @@ fn build(
     })
 }
 
-/// Environment variables that span tags may read; no others are exposed.
+/// Returns the environment variables that span tags may read; no others are exposed.
 fn span_environment(config: &Config) -> Vec<(ArcStr, ArcStr)> {
     [
         ("POD_NAME", &config.own.name),
@@ -360,7 +359,8 @@ fn xds_settings(config: &Config) -> XdsSettings {
     }
 }
 
-/// Waits for the prerequisites of the first tunnel, and then opens the gate for tunnels.
+/// Waits until the waypoint can serve tunnels (mesh state, its own record, its certificate), then opens the gate of the
+/// accept loops, and reports readiness.
 async fn prepare(waypoint: Arc<Waypoint>, ready: ReadyTask, gate: GateControl) {
     let dialer = &waypoint.dialer;
     dialer.certificates.prefetch(&dialer.identity);

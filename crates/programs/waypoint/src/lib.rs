@@ -1,5 +1,5 @@
-//! Process of a waypoint: its environment, its parts, and the order in which they start and end.
-//! Its engine is `ambit-waypoint-engine`.
+//! Process of a waypoint: its environment, its parts, and the order in which they start and stop. The proxy itself is
+//! `ambit-waypoint-engine`.
 #![forbid(unsafe_code)]
 
 pub mod app;

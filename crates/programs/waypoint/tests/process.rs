@@ -1,5 +1,4 @@
-//! Tests of the real program as its own supervisor: lifetimes of both processes, exit codes, and
-//! new connections.
+//! Tests the waypoint's executable as its own supervisor: lifetimes of both processes, exit codes, and new connections.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -27,7 +26,7 @@ fn program() -> Command {
     command
 }
 
-/// Supervisor with its worker, in a separate network namespace. The control plane is unavailable.
+/// Running supervisor with its worker, in a separate network namespace. The control plane is unavailable.
 struct Running {
     host: Host,
     supervisor: Child,
@@ -67,7 +66,7 @@ impl Running {
             .unwrap()
     }
 
-    /// Opens a connection as clients do.
+    /// Opens a TCP connection to the waypoint as clients do.
     fn connect(&self) -> std::io::Result<TcpStream> {
         self.knock(15008)
     }
@@ -92,7 +91,7 @@ impl Drop for Running {
     }
 }
 
-/// Returns whether a process has ended; it may be a zombie.
+/// Whether a process has ended; it may still be a zombie.
 fn is_gone(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     !stat.is_ok_and(|stat| !stat.contains(") Z "))
@@ -165,14 +164,14 @@ async fn metrics_and_logs_reach_an_opentelemetry_collector() {
     drop(running);
 }
 
-/// Requests a page of the process under a host name, and returns the status.
+/// Requests a page of the waypoint's process with this host name, and returns the HTTP status.
 fn status(running: &Running, port: u16, method: &str, path: &str, name: &str) -> u16 {
     let answer = respond(running, port, method, path, name);
     let status = answer.split(' ').nth(1).unwrap_or_default();
     status.parse().unwrap()
 }
 
-/// Returns the response to a request, as text.
+/// Requests a page of the waypoint's process with this host name, and returns the response as text.
 fn respond(running: &Running, port: u16, method: &str, path: &str, name: &str) -> String {
     let mut stream = running.knock(port).unwrap();
     let request = format!(
@@ -229,7 +228,7 @@ async fn dumps_and_log_levels_are_for_the_pod_only() {
     );
 }
 
-/// Tests a waypoint whose CA is not the control plane, which is unavailable.
+/// Checks that a waypoint gets its certificate from `CA_ADDRESS`, while the control plane is unavailable.
 #[tokio::test]
 async fn certificates_come_from_the_ca_at_ca_address() {
     let host = Host::new("waypoint").await.unwrap();
@@ -268,7 +267,7 @@ async fn certificates_come_from_the_ca_at_ca_address() {
     .await;
 }
 
-/// Tests a waypoint whose certificates are from a SPIFFE agent, while CA and control plane are
+/// Checks that a waypoint gets its certificate from a SPIFFE agent (Workload API), while CA and control plane are
 /// unavailable.
 #[tokio::test]
 async fn certificates_come_from_the_spiffe_workload_api() {

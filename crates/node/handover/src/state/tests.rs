@@ -270,7 +270,7 @@ fn dead_or_silent_predecessor_is_not_waited_for() {
     );
 }
 
-/// Returns the items of a standby after these effects.
+/// Applies the records that `effects` send to the standby, and returns the items that it then stores.
 fn standby_of(effects: Effects) -> Handover<u32> {
     let mut held = Handover::default();
     for effect in effects {

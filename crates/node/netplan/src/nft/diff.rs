@@ -1,17 +1,17 @@
-//! Changes that turn one table into another in one transaction.
+//! Computes the changes that turn one nftables table into another in one transaction.
 
 use std::{collections::BTreeMap, fmt};
 
 use super::{Expr, Hook, Set, SetKey, SetMember, Table, TableChain, lower::GUARDS};
 
-/// Change of the table. Changes are valid only in the order of [`diff`].
+/// Change of an nftables table. Changes are valid only in the order of [`diff`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Creates the empty table.
+    /// Creates the table, without chains and sets.
     AddTable,
-    /// Removes the table with all in it.
+    /// Removes the table with its chains and sets.
     DeleteTable,
-    /// Creates an empty chain.
+    /// Creates a chain without rules.
     AddChain(String, Option<Hook>),
     /// Removes all rules of a chain.
     FlushChain(String),
@@ -30,7 +30,7 @@ pub enum Change {
 }
 
 impl fmt::Display for Change {
-    /// Formats the difference that was found, not its repair.
+    /// Describes the difference that the change repairs, for instance that a chain's rules differ.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AddTable => f.write_str("the table is missing"),
@@ -49,8 +49,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// Returns the changes from `current` to `desired`; `None` is no table. Empty exactly when they are
-/// equal.
+/// Returns the changes from `current` to `desired`; `None` stands for no table. Empty exactly when they are equal.
 pub fn diff(current: Option<&Table>, desired: Option<&Table>) -> Vec<Change> {
     let mut out = Vec::new();
     match (current, desired) {
@@ -88,7 +87,7 @@ pub fn steps(current: Option<&Table>, desired: Option<&Table>) -> Vec<Vec<Change
     steps
 }
 
-/// Returns the table without guards that the other one lacks.
+/// Returns the table without the guard chains that `other` lacks.
 fn without_guards(table: &Table, other: Option<&Table>) -> Table {
     let mut table = table.clone();
     for name in GUARDS {
@@ -99,7 +98,7 @@ fn without_guards(table: &Table, other: Option<&Table>) -> Table {
     table
 }
 
-/// Whether a chain's hook or a set's key type differs, which the kernel cannot change.
+/// Whether the table must be deleted and created anew: the kernel cannot change a chain's hook or a set's key type.
 fn needs_rebuild(current: &Table, desired: &Table) -> bool {
     let chain = |(name, chain): (&String, &TableChain)| {
         desired
@@ -181,7 +180,7 @@ fn change_sets(
     }
 }
 
-/// Applies changes to a table as the kernel does: the semantics that `diff` relies on.
+/// Applies changes to a table as the kernel does; tests check [`diff`] with it.
 pub fn apply(table: Option<Table>, changes: &[Change]) -> Option<Table> {
     let mut table = table;
     for change in changes {

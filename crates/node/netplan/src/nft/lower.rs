@@ -1,4 +1,4 @@
-//! Lowers rules to expressions.
+//! Translates rules into nftables expressions.
 
 use std::{
     collections::BTreeMap,
@@ -12,9 +12,9 @@ use crate::{
     spec::{Cgroup, HostMember, HostSpec, marks},
 };
 
-/// Name of the table in pods.
+/// Name of Ambit's nftables table in pods.
 pub const POD_TABLE: &str = "ambit";
-/// Name of the table in the node's namespace.
+/// Name of Ambit's nftables table in the node's namespace.
 pub const HOST_TABLE: &str = "ambit-probes";
 
 /// Names of the guard chains, which reject packets that were not redirected.
@@ -23,18 +23,18 @@ const GUARD_INPUT: &str = "guard-input";
 const GUARD_FORWARD: &str = "guard-forward";
 const GUARD_OUTPUT: &str = "guard-output";
 
-/// Type of local addresses, `RTN_LOCAL`.
+/// Address type of local addresses, `RTN_LOCAL`.
 const ADDRESS_LOCAL: u32 = 2;
 /// Index of the loopback interface, equal in every namespace.
 const LOOPBACK: u32 = 1;
-/// `ct state established`.
+/// Bit of `ct state established`.
 const STATE_ESTABLISHED: u32 = 2;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
 
-/// Name of the node's set of this type: of pods exempt on every port, or of probe ports.
+/// Returns the name of the node's set with this key type: pods exempt on every port, or probe ports.
 pub const fn set_name(key: SetKey) -> &'static str {
     match (key.has_port, key.family) {
         (false, Family::V4) => "probes-v4",
@@ -63,7 +63,7 @@ pub fn lower(ruleset: &Ruleset) -> Table {
     }
 }
 
-/// Returns the inbound guard in the pod's table.
+/// Returns which packets the inbound guard in the pod's table accepts.
 pub fn inbound_guard(table: Option<&Table>) -> InboundGuard {
     match table.and_then(|table| table.chains.get(GUARD_INPUT)) {
         None => InboundGuard::Missing,
@@ -74,8 +74,8 @@ pub fn inbound_guard(table: Option<&Table>) -> InboundGuard {
     }
 }
 
-/// Returns the node's table. Members of a disabled family are left out; the sets of pods exempt on
-/// every port, and the rules that use them, exist only if there is such a pod.
+/// Returns the desired table of the node's namespace. Members of a disabled family are left out; the sets of pods
+/// exempt on every port, and the rules that use them, exist only if there is such a pod.
 pub fn host_table(spec: &HostSpec, members: &[HostMember]) -> Table {
     let every_port = members.iter().any(|member| member.port.is_none());
     let ruleset = host_ruleset(spec, every_port);
@@ -114,8 +114,8 @@ pub fn host_members(table: &Table) -> Vec<HostMember> {
         .collect()
 }
 
-/// Returns the node's table of family bridge, also named [`HOST_TABLE`]: the rules above do not see
-/// frames between two ports of a bridge, and these must not have a probe's address either.
+/// Returns the node's table of family bridge, also named [`HOST_TABLE`]: rules of family inet do not see frames between
+/// two ports of a bridge, which must not have a probe's address either.
 pub fn bridge_table(spec: &HostSpec) -> Table {
     const TAGS: [[u8; 2]; 2] = [[0x81, 0x00], [0x88, 0xa8]];
     let mut rules = Vec::new();
@@ -165,7 +165,7 @@ pub fn bridge_table(spec: &HostSpec) -> Table {
     }
 }
 
-/// Name of a chain.
+/// Returns the name of a kind of chain.
 pub fn chain_name(kind: ChainKind) -> &'static str {
     hook(kind).0
 }
@@ -250,7 +250,7 @@ fn destination_port() -> Expr {
     }
 }
 
-/// Compares TCP flags. A packet whose flags cannot be read does not match the rule.
+/// Returns expressions that compare the TCP flags under `mask`. A packet whose flags cannot be read does not match.
 fn tcp_flags(mask: u8, compare: Expr) -> [Expr; 5] {
     let flags = Expr::Payload {
         base: PayloadBase::Transport,
@@ -270,7 +270,7 @@ fn tcp_flags(mask: u8, compare: Expr) -> [Expr; 5] {
     ]
 }
 
-/// Matches loopback destinations: 127.0.0.0/8 is identified by its first byte.
+/// Returns expressions that match loopback destinations; 127.0.0.0/8 is identified by its first byte.
 fn loopback_destination(family: Family) -> [Expr; 2] {
     let (offset, data) = match family {
         Family::V4 => (16, vec![127]),

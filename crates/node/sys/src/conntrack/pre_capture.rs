@@ -1,5 +1,5 @@
-//! Registers a pod's pre-capture connections with connection tracking: the guards accept packets in
-//! the middle of no other connection (see `ambit_netplan::plan`).
+//! Registers a pod's pre-capture connections with connection tracking, since the guards accept packets without SYN of
+//! known connections only (see `ambit_netplan::plan`).
 
 use std::{
     collections::HashSet,
@@ -17,8 +17,8 @@ use crate::{
     sock_diag::{self, State, TcpSocket},
 };
 
-/// Registers connections of sockets in the calling thread's namespace with conntrack. Their sequence numbers are not
-/// checked, since packets may have been missed.
+/// Registers the pre-capture connections of the calling thread's namespace with connection tracking. Their sequence
+/// numbers are not checked, since packets may have been missed.
 pub(crate) fn make_known() -> io::Result<()> {
     let connections = with_others(&sock_diag::dump(State::InUse)?);
     if connections.is_empty() {
@@ -42,8 +42,7 @@ pub(crate) fn make_known() -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a connection of the calling thread's namespace from connection tracking: its later
-/// packets belong to none.
+/// Deletes the conntrack entry of a connection of the calling thread's namespace.
 pub(crate) fn forget(connection: &TcpSocket) -> io::Result<()> {
     let [inward, _] = tuples(connection.local, connection.remote);
     let attributes = inward.attrs_of(TCP, ORIGINAL).into_bytes();
@@ -61,8 +60,8 @@ fn tuples(local: SocketAddr, remote: SocketAddr) -> [Tuple; 2] {
     })
 }
 
-/// Returns local and remote address of the connections whose other end is not in this namespace,
-/// and whose port does not exempt them.
+/// Returns the local and remote addresses of connections whose other end is outside of this namespace, except those
+/// that were redirected to the proxy.
 fn with_others(all: &[TcpSocket]) -> Vec<(SocketAddr, SocketAddr)> {
     const PROXY: [u16; 4] = [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, HBONE_PORT, DNS_PORT];
     let is_proxy = |s: &TcpSocket| s.mark & marks::MASK == PROXY_MARK;

@@ -1,5 +1,5 @@
-//! Connections that another proxy opened to the pod's application with the client's address, under
-//! rules that put them into no conntrack zone.
+//! Registers connections that another proxy opened to the pod's application with the client's address, under rules that
+//! put them into no conntrack zone.
 //!
 //! Under our rules, the proxy's packets to the application are looked up in a zone. An earlier
 //! connection is missing there: its packets would begin another one, clash with it, and be dropped.
@@ -15,11 +15,11 @@ use rustix::net::netlink;
 use super::{GENMSG, GET, NEW, ORIGINAL, REPLY, TCP, in_use, liberal};
 use crate::netlink::{Attrs, CREATE, EXCLUSIVE, Socket, attr, u32_be};
 
-/// Attribute of the mark, `CTA_MARK`.
+/// Attribute of the connection mark, `CTA_MARK`.
 const MARK: u16 = 8;
 const ZONE: u16 = 18;
 
-/// Conntrack entry with addresses in the kernel's format.
+/// Conntrack entry, with addresses encoded as in netlink attributes.
 struct Entry {
     family: u8,
     original: Vec<u8>,
@@ -51,7 +51,7 @@ pub(crate) fn make_known_in(zone: u16) -> io::Result<usize> {
     Ok(entries.len())
 }
 
-/// Ignores the error of a connection that has ended meanwhile.
+/// Ignores the error that the connection has ended meanwhile.
 fn ended(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -1,5 +1,5 @@
-//! Decodes the kernel's description of a table. Anything unknown becomes `Expr::Foreign`, which equals
-//! nothing of ours.
+//! Decodes the kernel's description of a table. Unknown expressions become `Expr::Foreign`, which equals none of
+//! Ambit's.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -15,7 +15,7 @@ use super::encode::{
 use super::protocol::key_type;
 use crate::netlink::{attr, attrs, text, u32_be, u64_be};
 
-/// Key types of the sets that are used.
+/// Key types of the sets that Ambit creates.
 const SET_KEYS: [SetKey; 4] = [
     set_key(Family::V4, false),
     set_key(Family::V6, false),
@@ -27,7 +27,7 @@ const fn set_key(family: Family, has_port: bool) -> SetKey {
     SetKey { family, has_port }
 }
 
-/// Decodes a chain of this table, by name, without its rules.
+/// Decodes a chain's message: the name and the chain, without its rules; `None` if it is of another table.
 pub(super) fn chain(found: &[u8], table: &str) -> Option<(String, TableChain)> {
     if attr(found, 1).and_then(text)? != table {
         return None;
@@ -52,7 +52,7 @@ fn hook(found: &[u8], place: &[u8]) -> Option<Hook> {
     })
 }
 
-/// Decodes a rule of this table, with its chain's name.
+/// Decodes a rule's message: the chain's name and the expressions; `None` if it is of another table.
 pub(super) fn rule(found: &[u8], table: &str) -> Option<(String, Vec<Expr>)> {
     if attr(found, 1).and_then(text)? != table {
         return None;
@@ -71,7 +71,7 @@ pub(super) fn rule(found: &[u8], table: &str) -> Option<(String, Vec<Expr>)> {
     Some((chain, rule.collect()))
 }
 
-/// Sums the packet counters of a rule of this chain.
+/// Sums the packet counters of a rule; zero if it is not of this chain.
 pub(super) fn counted(found: &[u8], table: &str, chain: &str) -> u64 {
     let names = (attr(found, 1), attr(found, 2));
     if (names.0.and_then(text), names.1.and_then(text)) != (Some(table), Some(chain)) {
@@ -84,7 +84,7 @@ pub(super) fn counted(found: &[u8], table: &str, chain: &str) -> u64 {
         .sum()
 }
 
-/// Decodes a set of this table.
+/// Decodes a set's message: the name and the set, without members; `None` if it is of another table.
 pub(super) fn set(found: &[u8], table: &str) -> Option<(String, Set)> {
     if attr(found, 1).and_then(text)? != table {
         return None;
@@ -105,7 +105,7 @@ pub(super) fn set(found: &[u8], table: &str) -> Option<(String, Set)> {
     ))
 }
 
-/// Decodes members and comments of a set.
+/// Decodes the members of a set, with their comments.
 pub(super) fn members(found: &[u8]) -> Vec<(SetMember, String)> {
     let list = attr(found, 3).unwrap_or_default();
     attrs(list).filter_map(|(_, one)| member(one)).collect()

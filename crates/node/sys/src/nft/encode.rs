@@ -21,7 +21,7 @@ const DELETE_SET: u16 = SUBSYSTEM | 11;
 const NEW_ELEMENTS: u16 = SUBSYSTEM | 12;
 const DELETE_ELEMENTS: u16 = SUBSYSTEM | 14;
 
-/// Register for all data (`NFT_REG_1`).
+/// Register that holds all data, `NFT_REG_1`.
 pub(super) const REGISTER: u32 = 1;
 /// Returns the register behind an address of this family in [`REGISTER`]: `NFT_REG32_01`, or
 /// `NFT_REG_2`, which is how the kernel names the register of four bytes at the same place.
@@ -31,20 +31,20 @@ pub(super) const fn register_beside(family: Family) -> u32 {
         Family::V6 => 2,
     }
 }
-/// The register of verdicts.
+/// Register that holds verdicts, `NFT_REG_VERDICT`.
 pub(super) const VERDICT_REGISTER: u32 = 0;
 pub(super) const ACCEPT: u32 = 1;
 pub(super) const DROP: u32 = 0;
-/// Key of sockets' cgroups, `NFT_SOCKET_CGROUPV2`.
+/// Socket expression's key for cgroups, `NFT_SOCKET_CGROUPV2`.
 pub(super) const SOCKET_CGROUP: u32 = 3;
-/// Rejection by a TCP reset, `NFT_REJECT_TCP_RST`.
+/// Reject type that sends a TCP reset, `NFT_REJECT_TCP_RST`.
 pub(super) const TCP_RESET: u32 = 1;
-/// `NFT_FIB_RESULT_ADDRTYPE` and `NFTA_FIB_F_DADDR`.
+/// Values of the fib expression: `NFT_FIB_RESULT_ADDRTYPE`, and the flag `NFTA_FIB_F_DADDR`.
 pub(super) const ADDRESS_TYPE: u32 = 3;
 pub(super) const OF_DESTINATION: u32 = 2;
 
-/// Encodes the batch; returns it with the number of its last message, which alone is acknowledged.
-/// Change `i` has the number `i + 1`.
+/// Encodes changes as one batch; returns it with the sequence number of its last message, which alone is acknowledged.
+/// Change `i` has the sequence number `i + 1`.
 pub(super) fn batch(family: TableFamily, table: &str, changes: &[Change]) -> (Vec<u8>, u32) {
     let mut out = Vec::new();
     // The batch's own messages name the subsystem, in network order.
@@ -140,7 +140,7 @@ fn key(member: SetMember) -> Attrs {
     Attrs::new().nest(1, &data(&value))
 }
 
-/// Encodes a comment in the form that `nft` reads: type 0, length, text with its terminator.
+/// Encodes a set element's comment in the form that `nft` reads: type 0, length, text with its terminator.
 fn comment_data(comment: &str) -> Vec<u8> {
     let text = comment
         .as_bytes()

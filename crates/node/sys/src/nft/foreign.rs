@@ -1,4 +1,4 @@
-//! Tables of others: finds those that Istio's agent made, and removes them in one transaction.
+//! Finds the rules of Istio's agent in all nftables tables, and removes them in one transaction.
 //!
 //! The standard tables (`nat`, `mangle`, `raw` of families ip and ip6) are what iptables' nft
 //! variant writes to. Rules of third parties in the same tables stay; a table without such rules is
@@ -22,36 +22,36 @@ const INET4: u8 = 2;
 const INET6: u8 = 10;
 const ACCEPT: u32 = 1;
 
-/// A chain of any table.
+/// nftables chain of any table.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Chain {
     family: u8,
     table: String,
     name: String,
-    /// Whether the chain is no base chain, or has the policy accept.
+    /// Whether dropping the chain changes no verdict on packets: it has no hook, or its policy is accept.
     is_neutral: bool,
 }
 
-/// Rule with the fields that are needed.
+/// Rule of a standard table, reduced to its handle and jump target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rule {
     chain: String,
     handle: Vec<u8>,
-    /// Target chain of a jump.
+    /// Target chain, if the rule jumps.
     target: Option<String>,
 }
 
-/// One step of a removal.
+/// Deletion in the removal transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Removal {
     Table(u8, String),
     Rule(u8, String, String, Vec<u8>),
-    /// All rules of a chain.
+    /// Deletes all rules of a chain.
     Rules(u8, String, String),
     Chain(u8, String, String),
 }
 
-/// The chains and tables of Istio's agent that were found.
+/// Tables and chains of Istio's agent that exist in the namespace.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     own_tables: Vec<&'static str>,
@@ -67,7 +67,7 @@ impl Found {
 }
 
 impl Nft {
-    /// Finds the tables of Istio's agent in one list of all chains.
+    /// Finds the tables and chains of Istio's agent by one dump of all chains.
     pub(crate) fn find_foreign(&mut self) -> Result<Found, NftError> {
         let mut chains = Vec::new();
         self.socket
@@ -98,7 +98,7 @@ impl Nft {
         })
     }
 
-    /// Removes foreign rules in one transaction.
+    /// Removes the rules of Istio's agent in one transaction.
     pub(crate) fn remove_foreign(&mut self, found: &Found) -> Result<(), NftError> {
         let mut removals: Vec<_> = found
             .own_tables
@@ -167,7 +167,8 @@ impl Nft {
     }
 }
 
-/// Decodes a standard table. A table with only empty chains left is removed, too, since iptables recreates it.
+/// Returns the deletions that remove Istio's rules from a standard table: the whole table if nothing else is in it,
+/// since iptables recreates it.
 fn standard_table(family: u8, table: &str, chains: &[&Chain], rules: &[Rule]) -> Vec<Removal> {
     let is_theirs = |name: &str| CHAINS.contains(&name);
     let leads = |rule: &&Rule| rule.target.as_deref().is_some_and(is_theirs);
@@ -250,7 +251,7 @@ fn rule(found: &[u8]) -> Option<Rule> {
     })
 }
 
-/// Returns the target chain of an expression that is a jump.
+/// Returns the target chain of an expression, if it is a jump.
 fn target(expression: &[u8]) -> Option<String> {
     if attr(expression, 1).and_then(text)? != "immediate" {
         return None;

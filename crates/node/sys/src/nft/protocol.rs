@@ -1,4 +1,4 @@
-//! Numbers of the netfilter netlink protocol.
+//! Constants of the netfilter netlink protocol.
 
 use ambit_netplan::{Family, nft::SetKey};
 
@@ -11,24 +11,24 @@ pub(super) const GET_ELEMENTS: u16 = SUBSYSTEM | 13;
 pub(super) const BATCH_BEGIN: u16 = 0x10;
 pub(super) const BATCH_END: u16 = 0x11;
 pub(super) const UNSPEC: u8 = 0;
-/// `struct nfgenmsg`, four bytes before the attributes of every message.
+/// Length of `struct nfgenmsg`, which precedes the attributes of every message.
 pub(super) const GENMSG: usize = 4;
 
-/// Which packets a table's chains see (`NFPROTO_*`).
+/// Address family of a table, which determines the packets that its chains see (`NFPROTO_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TableFamily {
     /// IPv4 and IPv6.
     Inet = 1,
-    /// Frames that a bridge passes from port to port.
+    /// Frames that a bridge forwards between its ports.
     Bridge = 7,
 }
 
-/// Bits by which `nft` shifts the first of two types in a concatenation.
+/// Number of bits by which `nft` shifts the first of two types in a concatenation.
 const CONCATENATION: u32 = 6;
-/// Type number and length of a port in a concatenation: padded to a register.
+/// Type number and length in bytes of a port in a concatenation, padded to a register.
 const PORT: (u32, u32) = (13, 4);
 
-/// Returns the type number and length of a set's key, as `nft` numbers types.
+/// Returns the type number and length in bytes of a set's key, with the type numbers of `nft`.
 pub(super) const fn key_type(key: SetKey) -> (u32, u32) {
     let (number, len) = match key.family {
         Family::V4 => (7, 4),

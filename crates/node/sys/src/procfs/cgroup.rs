@@ -1,20 +1,20 @@
-//! Parses a pod's uid from cgroup paths.
+//! Parses a pod's UID from cgroup paths.
 //!
 //! Kubelet names a pod's cgroup `pod<uid>`, systemd's driver with `_` for `-`, below various prefixes
 //! (docker in docker, relative paths of another cgroup namespace); the container's id follows.
 
-/// A malformed or contradictory cgroup file.
+/// Error of a malformed or contradictory `cgroup` file.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CgroupError {
     /// Line that is not `hierarchy:controllers:path`.
     #[error("{0:?} is not a line of a cgroup file")]
     Line(String),
-    /// Lines name different pods or containers.
+    /// Lines that name different pods or containers.
     #[error("its lines name different pods: {0} and {1}")]
     Several(String, String),
 }
 
-/// Returns the pod UID that a process' `cgroup` file names, if any.
+/// Returns the pod UID in the text of a process' `/proc/<pid>/cgroup`, if there is one.
 ///
 /// # Errors
 /// When a line is malformed, or lines contradict each other.
@@ -37,7 +37,7 @@ pub fn pod_of_cgroups(text: &str) -> Result<Option<String>, CgroupError> {
     Ok(found.map(|(uid, _)| uid))
 }
 
-/// Returns pod UID and container ID of a path.
+/// Returns the pod UID and container ID in a cgroup path.
 fn pod_of_path(path: &str) -> Option<(String, String)> {
     let path = path.strip_suffix(".scope").unwrap_or(path);
     // The innermost pod counts: a cluster may itself run inside a pod.
@@ -57,8 +57,8 @@ fn pod_of_path(path: &str) -> Option<(String, String)> {
     Some((uid, container.to_owned()))
 }
 
-/// Parses a UID of 8-4-4-4-12 hexadecimal digits, with or without one separator between the groups;
-/// returns it with the rest.
+/// Parses a UID of 8-4-4-4-12 hexadecimal digits, with or without one separator between the groups; returns it with the
+/// text behind it.
 fn parse_uid(text: &str) -> Option<(String, &str)> {
     let mut uid = String::with_capacity(36);
     let mut rest = text;

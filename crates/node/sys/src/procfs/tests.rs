@@ -1,4 +1,4 @@
-//! Tests with real processes in real namespaces, and a fake /proc with selected ones.
+//! Tests the search with real processes in real namespaces, listed in a fake `/proc`.
 
 use std::{
     process::{Child, Command, Stdio},
@@ -7,7 +7,7 @@ use std::{
 
 use super::*;
 
-/// A process in a network namespace of its own, whose loopback has `address`.
+/// Process in a network namespace of its own, whose loopback interface has `address`.
 struct Pod(Child);
 
 impl Pod {
@@ -57,7 +57,7 @@ fn by_variable() -> Attribution {
     Attribution::Environ("TEST_POD_UID".to_owned())
 }
 
-/// A /proc with the given real processes, each with a cgroup file of the test.
+/// Fake `/proc` with selected real processes, each with a cgroup file of the test.
 struct FakeProc(tempfile::TempDir);
 
 impl FakeProc {
@@ -144,8 +144,8 @@ fn a_pod_without_addresses_waits() {
     ));
 }
 
-/// Checks that a scan that runs out of descriptors at any open is an error: a pod that is not found
-/// counts as not running. In a process of its own, since the limit is the process'.
+/// Checks that a search that runs out of descriptors at any open is an error: a pod that is not found counts as not
+/// running. Runs in a process of its own, since the limit is the process'.
 #[test]
 fn scan_that_runs_out_of_descriptors_is_an_error() {
     const PROC: &str = "TEST_EXHAUSTED_PROC";

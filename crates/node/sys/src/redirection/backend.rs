@@ -1,5 +1,5 @@
-//! Backends that write rules in the namespace of the calling thread: nftables, or a variant of
-//! iptables. The rules and their behaviour are the same.
+//! Backends that write redirection rules in the calling thread's namespace: nftables, or a variant of iptables. The
+//! rules have the same effect with each.
 
 use ambit_netplan::{
     Backend, Family, InboundGuard, Ruleset,
@@ -13,10 +13,10 @@ use crate::{
     nft::{Nft, NftError},
 };
 
-/// Maximum attempts when another process changes the same table concurrently.
+/// Maximum attempts at a change while other processes change the same table.
 const MAX_ATTEMPTS: usize = 5;
 
-/// Backend of a redirection, as described for the module.
+/// Backend that writes redirection rules, as described for the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RedirectionBackend(Backend);
 
@@ -60,7 +60,7 @@ impl RedirectionBackend {
         self.0
     }
 
-    /// Returns the differences from `ruleset`, including rules of ours in another backend.
+    /// Returns the differences from `ruleset`; rules of Ambit's in another backend count too.
     pub(super) fn observe(self, ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
         let mut drift = if self.0 == Backend::Nftables {
             let current = Nft::open()?.read(POD_TABLE)?;
@@ -79,7 +79,8 @@ impl RedirectionBackend {
         Ok(drift)
     }
 
-    /// Returns the current inbound guard. Of two iptables variants, the one that accepts more.
+    /// Returns which packets the current inbound guard accepts; of the guards of two iptables variants, the more
+    /// permissive one counts.
     pub(super) fn inbound_guard(self) -> Result<InboundGuard, RedirectionError> {
         if self.0 == Backend::Nftables {
             return Ok(nft::inbound_guard(Nft::open()?.read(POD_TABLE)?.as_ref()));
@@ -99,7 +100,7 @@ impl RedirectionBackend {
         })
     }
 
-    /// Writes the rules, removes those that another backend wrote, and returns what differed.
+    /// Writes the rules, removes those that another backend wrote, and returns the differences that there were.
     pub(super) fn apply(self, ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
         let mut drift = self.replace(ruleset)?;
         // Only after the new rules are in place: the pod is captured at every moment.
@@ -113,7 +114,7 @@ impl RedirectionBackend {
         Ok(drift)
     }
 
-    /// Applies the rules, and returns the differences.
+    /// Writes the rules of this backend, and returns the differences that there were.
     pub(super) fn replace(self, ruleset: &Ruleset) -> Result<Drift, RedirectionError> {
         if self.0 == Backend::Nftables {
             let desired = nft::lower(ruleset);
@@ -125,7 +126,7 @@ impl RedirectionBackend {
         })
     }
 
-    /// Compares iptables' current with its desired state, and passes each family to `each`.
+    /// Compares the current iptables state with the desired one, and calls `each` for every address family.
     fn compare(
         self,
         ruleset: &Ruleset,
@@ -144,7 +145,7 @@ impl RedirectionBackend {
         Ok(drift)
     }
 
-    /// Removes all rules of ours.
+    /// Removes all of Ambit's rules that this backend wrote.
     pub(super) fn remove(self) -> Result<(), RedirectionError> {
         if self.0 == Backend::Nftables {
             return change_table(POD_TABLE, |_| None).map(|_| ());
@@ -204,7 +205,8 @@ fn describe(current: Option<&Table>, changes: &[Change]) -> Drift {
     }
 }
 
-/// Reads a table, computes the desired one, and applies the changes, redirects in one transaction.
+/// Reads the pod's or node's table, computes the desired one, and commits the changes, with the redirects in one
+/// transaction.
 pub(super) fn change_table(
     name: &str,
     mut desired: impl FnMut(Option<&Table>) -> Option<Table>,
@@ -212,7 +214,7 @@ pub(super) fn change_table(
     change_table_of(&mut Nft::open()?, name, &mut desired)
 }
 
-/// Changes a table like [`change_table`], for a table of any family.
+/// Changes a table like [`change_table`], through a connection of any table family.
 pub(super) fn change_table_of(
     nft: &mut Nft,
     name: &str,
@@ -234,7 +236,7 @@ pub(super) fn change_table_of(
     }
 }
 
-/// Returns the nftables backends in use: the native one, and iptables-nft.
+/// Returns the nftables backends with Ambit's rules in this namespace: native nftables, and iptables-nft.
 fn nftables_in_use() -> Result<Vec<RedirectionBackend>, NftError> {
     let mut nft = Nft::open()?;
     let mut out = Vec::new();
@@ -248,7 +250,7 @@ fn nftables_in_use() -> Result<Vec<RedirectionBackend>, NftError> {
     Ok(out)
 }
 
-/// Whether legacy tables were ever used in this namespace: saves running a program in vain.
+/// Whether iptables-legacy was ever used in this namespace; otherwise its programs need not be run.
 pub(super) fn legacy_in_use() -> bool {
     ["ip_tables_names", "ip6_tables_names"]
         .into_iter()

@@ -2,26 +2,26 @@
 
 use std::fmt;
 
-/// Result of [`apply`](super::apply).
+/// Outcome of [`apply`](super::apply).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Applied {
-    /// The rules were as desired, so nothing was written.
+    /// The rules were as desired; nothing was written.
     Unchanged,
-    /// No own rules existed; all of them were installed.
+    /// No rules of Ambit's existed; all of them were written.
     Installed,
-    /// Existing rules differed and were repaired.
+    /// Some of Ambit's rules existed, but not as desired, and were repaired.
     Repaired {
-        /// Part that differed.
+        /// Differences that were repaired.
         what: Drift,
     },
 }
 
-/// The differences between the desired and the current state of a namespace. Empty: none.
+/// Differences between the desired and the current redirection of a namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drift {
-    /// One short phrase a difference, such as "the rules of chain nat-output differ".
+    /// Short description of each difference, such as "the rules of chain nat-output differ".
     pub items: Vec<String>,
-    /// Whether no own rules were found at all.
+    /// Whether the namespace had no rules of Ambit's at all.
     pub nothing_found: bool,
 }
 
@@ -31,7 +31,7 @@ impl Drift {
         self.items.is_empty()
     }
 
-    /// Creates a report with nothing found and nothing missing.
+    /// Creates a report without differences for a namespace without Ambit's rules.
     pub(super) fn of_nothing() -> Self {
         Self {
             items: Vec::new(),

@@ -7,7 +7,7 @@ use ambit_rt::ErrorChain;
 
 use crate::{iptables::IptablesError, nft::NftError};
 
-/// Why redirection could not be applied, read or removed.
+/// Error of applying, reading or removing redirection.
 #[derive(Debug, thiserror::Error)]
 pub enum RedirectionError {
     /// The specification is invalid.
@@ -25,9 +25,9 @@ pub enum RedirectionError {
     /// The policy rule or the local route could not be changed.
     #[error("cannot change the {family} policy routing")]
     Routing {
-        /// Family of the addresses.
+        /// Address family of the policy rule and route.
         family: Family,
-        /// Error of the kernel.
+        /// Error that the kernel returned.
         #[source]
         source: io::Error,
     },
@@ -37,7 +37,7 @@ pub enum RedirectionError {
          nf_conntrack_netlink, and room in its table of connections"
     )]
     Connections(#[source] io::Error),
-    /// No rule backend works on this node.
+    /// No backend for the rules works on this node.
     #[error(
         "no way to set redirection rules works here ({}); enable nf_tables with inet nat, fib and \
          reject in the kernel, or install iptables",
@@ -47,7 +47,7 @@ pub enum RedirectionError {
 }
 
 impl RedirectionError {
-    /// Whether another backend may work.
+    /// Whether the error is a missing feature of this backend, so that another one may work.
     pub(super) fn is_unsupported(&self) -> bool {
         match self {
             Self::Nft(error) => error.is_unsupported(),

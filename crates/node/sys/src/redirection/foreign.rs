@@ -1,4 +1,4 @@
-//! Rules of an Istio agent that captured the pod before, in the calling thread's namespace.
+//! Removes the rules of an Istio agent that captured the pod before, in the calling thread's namespace.
 //!
 //! Both sets of rules may be in place at once: they redirect to the same ports, and whichever comes
 //! first decides. So ours are added before the others are removed: the pod is captured at every
@@ -16,37 +16,37 @@ use crate::{
     nft::{Found, Nft, NftError},
 };
 
-/// Maximum attempts when another process changes the same tables concurrently.
+/// Maximum attempts at a removal while other processes change the same tables.
 const MAX_ATTEMPTS: usize = 5;
 
-/// Rules of another agent that were found.
+/// Rules of Istio's agent that exist in the namespace, in nftables and in iptables-legacy.
 #[derive(Debug, Default)]
 pub(super) struct Foreign {
     nftables: Found,
-    /// The script that removes the legacy rules.
+    /// Scripts for `iptables-legacy-restore` that remove its legacy rules, by address family.
     legacy: Vec<(Family, String)>,
-    /// Whether legacy tables exist without a program to read them.
+    /// Whether iptables-legacy tables exist, but no program to read them.
     unreadable: bool,
 }
 
 impl Foreign {
-    /// Whether foreign rules are certainly absent.
+    /// Whether Istio's agent has certainly no rules here.
     pub(super) fn is_absent(&self) -> bool {
         !self.is_present() && !self.unreadable
     }
 
-    /// Whether unreadable rules exist.
+    /// Whether tables exist that cannot be read.
     pub(super) fn is_unreadable(&self) -> bool {
         self.unreadable
     }
 
-    /// Whether foreign rules certainly exist.
+    /// Whether Istio's agent has certainly rules here.
     pub(super) fn is_present(&self) -> bool {
         !self.nftables.is_empty() || !self.legacy.is_empty()
     }
 }
 
-/// Finds foreign rules. Needs a single request to the kernel where iptables-legacy was never used.
+/// Finds the rules of Istio's agent. Needs a single request to the kernel where iptables-legacy was never used.
 pub(super) fn find() -> Result<Foreign, RedirectionError> {
     let mut found = Foreign {
         nftables: find_in_nftables()?,
@@ -76,8 +76,8 @@ pub(super) fn find() -> Result<Foreign, RedirectionError> {
     Ok(found)
 }
 
-/// Preserves the proxy's connections to the application under foreign rules. Called before and after Ambit's rules are
-/// applied; does nothing without such connections.
+/// Registers the connections that Istio's proxy opened to the application in Ambit's conntrack zone, so that they
+/// survive the change of rules. Called before and after Ambit's rules are applied.
 pub(super) fn prepare(found: &Foreign) {
     if found.is_absent() {
         return;
@@ -87,7 +87,7 @@ pub(super) fn prepare(found: &Foreign) {
     }
 }
 
-/// Removes the rules. Returns whether any existed.
+/// Removes the rules of Istio's agent. Returns whether there were any.
 pub(super) fn remove(mut found: Foreign) -> Result<bool, RedirectionError> {
     let any = found.is_present();
     let mut attempt = 1;

@@ -1,5 +1,5 @@
-//! Rules in the node's namespace: kubelet's probes of enrolled pods get a recognizable source
-//! address, which nothing that arrives from elsewhere has.
+//! Rules in the node's namespace that give kubelet's probes of enrolled pods a source address which no packet from
+//! elsewhere has.
 //!
 //! The kernel holds the addresses and probe ports of enrolled pods, in sets (nftables) or in rules
 //! (iptables), each with its pod's UID. Members without a port, written by earlier agents, stay
@@ -27,10 +27,10 @@ use crate::{
     nft::{Nft, TableFamily},
 };
 
-/// Address and port (`None`: every port) to pod UID.
+/// Pod UIDs by address and probe port (`None`: every port).
 type Members = BTreeMap<(IpAddr, Option<u16>), String>;
 
-/// Creates the rules and their sets; existing members stay.
+/// Creates the node's rules and their sets; existing members stay.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
@@ -38,8 +38,7 @@ pub fn ensure(node: &Netns, spec: &HostSpec) -> Result<Applied, RedirectionError
     edit(node, spec, |_| {}).map(|(_, drift)| drift.into_applied())
 }
 
-/// Changes the rules for frames that pass between ports of one bridge. Does nothing on a kernel that
-/// does not support such rules.
+/// Changes the rules for frames between ports of one bridge. Does nothing if the kernel does not support family bridge.
 fn change_bridges(desired: impl Fn() -> Option<Table>) -> Result<Drift, RedirectionError> {
     let changed = Nft::open_family(TableFamily::Bridge)
         .map_err(RedirectionError::from)
@@ -53,7 +52,7 @@ fn change_bridges(desired: impl Fn() -> Option<Table>) -> Result<Drift, Redirect
     }
 }
 
-/// Replaces all members in one step, and removes rules of other backends.
+/// Replaces the members of all pods in one step, and removes rules of other backends.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
@@ -71,7 +70,7 @@ pub fn set_members(
     inside(node, || remove_others(used))
 }
 
-/// Sets a pod's members to these ports of its addresses, taking over addresses that another pod had before.
+/// Replaces a pod's members by its addresses with these ports; an address that another pod had before is taken over.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
@@ -92,7 +91,7 @@ pub fn upsert(
     .map(|_| ())
 }
 
-/// Removes all addresses that belong to this pod; those that meanwhile belong to another stay.
+/// Removes the pod's members; an address that meanwhile belongs to another pod stays.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
@@ -103,7 +102,7 @@ pub fn remove_pod(node: &Netns, spec: &HostSpec, uid: &str) -> Result<(), Redire
     .map(|_| ())
 }
 
-/// Reads the members from the kernel.
+/// Reads the addresses and ports of all pods from the kernel.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or read.
@@ -125,7 +124,7 @@ pub fn members(node: &Netns, spec: &HostSpec) -> Result<Vec<HostMember>, Redirec
     })
 }
 
-/// Returns how many connections the rules have exempted since they were last written.
+/// Returns how many connections the node's rules have exempted since they were last written.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or read.
@@ -149,7 +148,7 @@ pub fn exempted(node: &Netns, spec: &HostSpec) -> Result<u64, RedirectionError> 
     })
 }
 
-/// Removes the rules and the sets.
+/// Removes the node's rules and their sets.
 ///
 /// # Errors
 /// When the node's namespace cannot be entered or changed.
@@ -164,7 +163,7 @@ pub fn remove(node: &Netns) -> Result<(), RedirectionError> {
     })
 }
 
-/// Removes the rules of all backends but this.
+/// Removes the node's rules of all backends but the one in use.
 fn remove_others(used: Backend) -> Result<(), RedirectionError> {
     if used != Backend::Nftables {
         remove_nftables()?;
@@ -192,8 +191,7 @@ fn remove_iptables(backend: Backend) -> Result<(), RedirectionError> {
     Ok(())
 }
 
-/// Changes the members, repairs all other differences, and returns the backend that carries the
-/// rules.
+/// Edits the members, repairs all other differences, and returns the backend that carries the rules.
 fn edit(
     node: &Netns,
     spec: &HostSpec,
@@ -251,7 +249,7 @@ fn read(backend: Backend, spec: &HostSpec) -> Result<Vec<(Family, State)>, Redir
         .collect()
 }
 
-/// Returns the programs for the families of the node.
+/// Returns the iptables programs for the node's address families.
 fn programs(backend: Backend, spec: &HostSpec) -> impl Iterator<Item = (Family, Iptables)> {
     let is_enabled = move |family: &Family| {
         family_enabled(*family)

@@ -1,4 +1,5 @@
-//! Settings of the calling thread's network namespace: which families are enabled, and optional ones that improve capture.
+//! Sysctls of the calling thread's network namespace: whether an address family is enabled, and optional settings that
+//! improve capture.
 
 use std::{
     fs::File,
@@ -12,7 +13,7 @@ use rustix::{
     mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
 };
 
-/// Sets whether sockets accepted in this namespace inherit a mark.
+/// Sets whether accepted sockets inherit the mark of the connection's first packet (`tcp_fwmark_accept`).
 ///
 /// Optional (see `RedirectionSpec::mark_accepted_sockets`): where settings are read-only, as in
 /// many containers, capture works without it.
@@ -20,9 +21,9 @@ pub(super) fn mark_accepted_sockets(on: bool) {
     set("/proc/sys/net/ipv4/tcp_fwmark_accept", on);
 }
 
-/// Sets whether openings that wait at a closing listener move to another listener of the same port,
-/// such as that of a proxy's successor, instead of being refused. Optional too: our proxies hand
-/// their listeners over.
+/// Sets whether connection requests in the queue of a closing listener move to another listener of the same port, such
+/// as that of a proxy's successor, instead of being reset (`tcp_migrate_req`). Optional too: Ambit's proxies hand their
+/// listeners over.
 pub(super) fn move_openings(on: bool) {
     set("/proc/sys/net/ipv4/tcp_migrate_req", on);
 }
@@ -60,7 +61,7 @@ fn set(setting: &str, on: bool) {
     }
 }
 
-/// Mounts a second /proc, invisible in the file system.
+/// Mounts a second `/proc` that no path leads to, for namespaces whose `/proc/sys` is read-only.
 fn proc_of_our_own() -> io::Result<OwnedFd> {
     let context = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(context.as_fd())?;
@@ -80,8 +81,7 @@ fn write_below(proc: &OwnedFd, setting: &str, value: &str) -> io::Result<()> {
     File::from(file).write_all(value.as_bytes())
 }
 
-/// Whether the family is enabled in the calling thread's namespace. The kernel shows a thread the
-/// settings of its own namespace.
+/// Whether an address family is enabled in the calling thread's namespace, whose settings the kernel shows to it.
 pub(super) fn family_enabled(family: Family) -> bool {
     const DISABLED: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
     family == Family::V4

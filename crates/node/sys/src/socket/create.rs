@@ -1,4 +1,4 @@
-//! Creates TCP sockets, and the errors of creating and configuring them.
+//! Creates TCP sockets, and defines the errors of creating and configuring them.
 
 use std::{io, net::SocketAddr};
 
@@ -7,7 +7,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 /// Error of creating or configuring a socket.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Missing namespace or capability.
+    /// The network namespace cannot be entered.
     #[error("cannot enter the network namespace")]
     EnterNetns(#[source] io::Error),
     /// The call `socket()` failed.

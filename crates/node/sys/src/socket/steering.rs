@@ -1,4 +1,4 @@
-//! Steers a connection between two pods of a node to the worker of the proxy that opened it.
+//! Steers a connection between two pods of a node to the proxy worker that opened it.
 //!
 //! The kernel spreads openings over the listeners that share a port by a hash of its own, so both ends of
 //! a tunnel within a node are on one worker only by chance, and one worker may have most of the work. Here
@@ -21,24 +21,25 @@ use super::create::{SocketError, new_socket};
 /// Maximum ports that are tried; the last one is used whichever worker it selects.
 const MAX_PORT_ATTEMPTS: usize = 64;
 
-/// One of the workers whose listeners share a port.
+/// Proxy worker, by its listener among those that share a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Worker {
-    /// Index of its listener among those of the port, in the order in which they began to listen.
+    /// Index of the worker's listener among those of the port, in the order in which they began to listen.
     pub index: usize,
-    /// Number of workers.
+    /// Number of workers that share the port.
     pub count: usize,
 }
 
 impl Worker {
-    /// Whether a port selects this worker. The last bit is not used: ports that the kernel chooses
-    /// are mostly even for `connect`, and odd otherwise.
+    /// Whether the listeners' program selects this worker for connections from `port`. The last bit is not used: ports
+    /// that the kernel chooses are mostly even for `connect`, and odd otherwise.
     fn is_chosen_by(self, port: u16) -> bool {
         usize::from(port >> 1) % self.count.max(1) == self.index
     }
 }
 
-/// Selects among the first `workers` listeners of this one's port by source port.
+/// Attaches a BPF program to the listeners that share this one's port: the source port of a connection selects one of
+/// the first `workers`.
 ///
 /// # Errors
 /// When the kernel refuses the program.
@@ -51,10 +52,10 @@ pub fn steer(listener: &TcpListener, workers: usize) -> io::Result<()> {
     Ok(setsockopt(listener, AttachReusePortCbpf, &program)?)
 }
 
-/// Builds the classic BPF program. It reads the source port of the TCP header behind an IPv4 header
-/// without options or an IPv6 header without extensions; any other opening gets any worker.
+/// Builds the classic BPF program. It reads the source port of the TCP header behind an IPv4 header without options or
+/// an IPv6 header without extensions; for any other packet the worker is arbitrary.
 fn program(workers: u32) -> [sock_filter; 9] {
-    /// `SKF_NET_OFF`: base of offsets into the network header.
+    /// Base of offsets into the network header, `SKF_NET_OFF`.
     const NETWORK: u32 = 0xfff0_0000;
     const LOAD_BYTE: u16 = 0x30;
     const LOAD_HALF: u16 = 0x28;
@@ -88,7 +89,7 @@ fn program(workers: u32) -> [sock_filter; 9] {
     ]
 }
 
-/// Creates a socket bound to a port that selects `worker`, if one is found soon.
+/// Creates a socket bound to a port that selects `worker`, if one is found within [`MAX_PORT_ATTEMPTS`].
 pub(super) fn socket(domain: Domain, worker: Worker) -> Result<Socket, SocketError> {
     let any: IpAddr = match domain {
         Domain::IPV6 => Ipv6Addr::UNSPECIFIED.into(),

@@ -1,5 +1,5 @@
-//! Connections of a pod's application without an opposite socket of the proxy: pre-capture connections,
-//! which continue in plaintext.
+//! Finds connections of a pod's application that the proxy does not carry: pre-capture connections, which continue in
+//! plaintext.
 
 use std::{
     collections::HashSet,
@@ -19,11 +19,11 @@ use crate::sock_diag::dump;
 pub enum Direction {
     /// Opened to the pod by another workload.
     Inbound,
-    /// Opened by the pod's application.
+    /// Opened by the pod's application to another workload.
     Outbound,
 }
 
-/// A connection that the proxy does not carry.
+/// Connection of the application that the proxy does not carry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unproxied {
     /// Socket of the application.
@@ -60,7 +60,7 @@ pub fn unproxied(netns: &Netns, mark: u32, state: State) -> io::Result<Vec<Unpro
     })?
 }
 
-/// Returns the sockets of a pod's application without a counterpart of the proxy, which is recognized by its mark.
+/// Returns the sockets of a pod's application without a matching socket of the proxy, which is recognized by its mark.
 fn without_proxy(all: Vec<TcpSocket>, mark: u32) -> Vec<TcpSocket> {
     let (proxy, app): (Vec<_>, Vec<_>) = all.into_iter().partition(|socket| socket.mark == mark);
     // `from`: accepted by the proxy from the application. `to`: connected by the proxy to the
@@ -84,9 +84,9 @@ fn without_proxy(all: Vec<TcpSocket>, mark: u32) -> Vec<TcpSocket> {
         .collect()
 }
 
-/// Determines the direction of a connection. Applications connect from ports of the ephemeral
-/// range, unless the port has a listener. A server may have closed its listener and continue to
-/// serve its open connections.
+/// Determines the direction of a connection from its local port: applications connect from ports of the ephemeral
+/// range, unless the port has a listener. A server may have closed its listener and continue to serve its open
+/// connections.
 fn direction(socket: &TcpSocket, listening: &[TcpSocket], ephemeral: (u16, u16)) -> Direction {
     let port = socket.local.port();
     let is_listening = listening.iter().any(|listener| {
@@ -100,7 +100,7 @@ fn direction(socket: &TcpSocket, listening: &[TcpSocket], ephemeral: (u16, u16))
     }
 }
 
-/// Returns the ephemeral port range of the thread's namespace.
+/// Returns the ephemeral port range of the calling thread's namespace.
 fn ephemeral_ports() -> (u16, u16) {
     const USUAL: (u16, u16) = (32768, 60999);
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");

@@ -1,4 +1,4 @@
-//! Effects of the rules on connections, with every backend and both families.
+//! Tests the effects of the rules on connections, with every backend and both address families.
 
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
@@ -12,7 +12,7 @@ use socket2::SockRef;
 
 use super::{BACKENDS, with, world::*};
 
-/// (pod, peer) addresses of each family.
+/// Addresses of the pod and the peer in each address family.
 const FAMILIES: [(&str, &str); 2] = [(POD4, PEER4), (POD6, PEER6)];
 
 fn each(mut test: impl FnMut(Backend, &str, &str)) {

@@ -1,4 +1,4 @@
-//! Forged SYN cookies, which an application's listener never sent.
+//! Tests forged SYN cookies, which an application's listener never sent.
 //!
 //! Their secret belongs to the kernel, not to a namespace: anyone who can create namespaces on the
 //! node can compute valid cookies for the addresses and ports of others. A listener that has lately
@@ -27,10 +27,10 @@ use super::{
 
 const APP: u16 = 8080;
 const FAMILIES: [(&str, &str, &str); 2] = [(POD4, PEER4, "10.9.0.77"), (POD6, PEER6, "fd00:9::77")];
-/// Sequence number of the opening that the sender of an ACK claims to have sent.
+/// Initial sequence number of the SYN that the sender of a forged ACK claims to have sent.
 const OPENED_AT: u32 = 7000;
 
-/// Namespaces with the addresses of the victim and of its neighbour, where every opening is answered with a
+/// Namespaces with the addresses of the victim and of its neighbour, in which the kernel answers every SYN with a
 /// cookie.
 struct Forge {
     world: World,
@@ -83,11 +83,11 @@ struct Overflowed {
     app: TcpListener,
     from: SocketAddr,
     to: SocketAddr,
-    /// Connection from before the capture.
+    /// Pre-capture connection of the application: client and server socket.
     open: Option<(TcpStream, TcpStream)>,
 }
 
-/// Sends SYN packets and ignores the responses.
+/// Sends SYN packets from an address that does not exist, and ignores the responses.
 fn flood(world: &World, (pod, nobody): (&str, &str), number: u16) {
     let mut sender = Sender::new(&world.peer, pod == POD4);
     for port in 1..=number {
@@ -101,7 +101,7 @@ impl Overflowed {
         Self::with(backend, family, own, |_| None)
     }
 
-    /// Creates the pod; `before` is called before the overflow.
+    /// Creates the pod, and calls `before` before its listener overflows.
     fn with(
         backend: Backend,
         (pod, peer, nobody): (&str, &str, &str),

@@ -1,5 +1,5 @@
-//! Captured DNS from its server's side: the original destination of a query, and sockets that
-//! outlive the capture.
+//! Tests captured DNS from the server's side: the original destination of a query, and sockets that outlive the
+//! capture.
 
 use std::net::UdpSocket;
 

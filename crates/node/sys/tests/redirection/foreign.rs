@@ -1,5 +1,5 @@
-//! Takes over a pod that Istio's agent has captured: that agent's rules are removed, its
-//! connections stay.
+//! Tests that Ambit takes over a pod that Istio's agent has captured: the agent's rules are removed, its connections
+//! continue.
 //!
 //! The rules are those of the fact sheet, in each of the three ways in which that agent sets them.
 
@@ -26,7 +26,7 @@ const BACKENDS: [AgentBackend; 3] = [
     AgentBackend::Nftables,
 ];
 
-/// Rule of third parties in each standard table that Istio's agent uses too; it must stay.
+/// Rule of other programs in each standard table that Istio's agent also uses; it must stay.
 const OTHERS: &str = "-d 10.99.0.1/32 -j RETURN";
 
 fn iptables_text(v6: bool) -> String {
@@ -116,7 +116,7 @@ table inet istio-ambient-raw {
 ";
 
 impl AgentBackend {
-    /// Returns the variant of iptables, if the backend is one.
+    /// Returns the variant of iptables that the agent uses; `None` for nftables.
     fn variant(self) -> Option<&'static str> {
         match self {
             Self::IptablesNft => Some("nft"),
@@ -148,7 +148,7 @@ impl AgentBackend {
         }
     }
 
-    /// Adds rules of third parties besides those of Istio's agent.
+    /// Adds rules of other programs beside those of Istio's agent.
     fn add_others(self, world: &World) {
         if let Some(variant) = self.variant() {
             for table in ["nat", "mangle", "raw"] {
@@ -173,7 +173,7 @@ impl AgentBackend {
     }
 }
 
-/// Returns what is left of Istio's agent in the pod's namespace, by name.
+/// Returns the lines of the pod's rules that still mention Istio.
 fn left(world: &World) -> Vec<String> {
     let all = sh(
         &world.pod,
@@ -186,7 +186,7 @@ fn left(world: &World) -> Vec<String> {
         .collect()
 }
 
-/// Connections of a pod that Istio's agent has captured, open through its rules.
+/// Open connections of a pod that Istio's agent has captured, made under its rules.
 struct Open {
     pairs: Vec<(&'static str, TcpStream, TcpStream)>,
 }

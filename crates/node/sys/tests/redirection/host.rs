@@ -1,4 +1,4 @@
-//! Rules in the node's namespace: for probes, for which pods, and nothing else.
+//! Tests that the rules in the node's namespace exempt kubelet's probes of enrolled pods, and no other connections.
 
 use std::{
     net::IpAddr,
@@ -316,8 +316,7 @@ fn nobody_but_the_node_has_the_address_of_its_probes() {
     }
 }
 
-/// Returns the source addresses that a pod sees when the node calls two of its ports, over both
-/// families.
+/// Returns the source addresses that a pod observes when the node calls two of its ports, over both address families.
 fn seen_by_pod(world: &World, ports: [u16; 2]) -> Vec<(u16, IpAddr)> {
     let mut seen = Vec::new();
     for port in ports {
@@ -382,7 +381,7 @@ fn exempt_connections_are_counted() {
     }
 }
 
-/// Leaves rules as an earlier agent wrote them, without ports: every port of a pod, for every user.
+/// Creates the rules of an earlier agent, without ports: every port of a pod is exempt, for every user.
 fn leave_rules_of_an_earlier_agent(node: &ambit_sys::netns::Netns, backend: Backend) {
     let script = match backend {
         Backend::Nftables => format!(
@@ -494,7 +493,7 @@ fn rules_of_the_previous_backend_exempt_nothing() {
     }
 }
 
-/// Cgroup hierarchy of version 2, mounted for this test alone.
+/// Cgroup v2 hierarchy, mounted for this test alone.
 struct Cgroups(std::path::PathBuf);
 
 impl Cgroups {
@@ -506,7 +505,7 @@ impl Cgroups {
         Self(root)
     }
 
-    /// Creates a cgroup; returns it with its path.
+    /// Creates a cgroup, and returns it with its path.
     fn make(&self, name: &str) -> (Cgroup, std::path::PathBuf) {
         let path = self.0.join(format!("{name}-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();

@@ -1,4 +1,4 @@
-//! Whatever packets arrive, the application of a captured pod gets connections only from its proxy, and
+//! Tests that whatever packets arrive, the application of a captured pod gets connections only from its proxy, and
 //! opens connections only through it.
 //!
 //! A generator sends every combination of flags in every wrapping, then random sequences, from a
@@ -30,19 +30,19 @@ use super::{
 
 const APP: u16 = 8080;
 const SERVER: u16 = 80;
-/// Timeout long enough for a connection that is accepted at all.
+/// Timeout of a connection attempt, long enough if the connection is accepted at all.
 const TIMEOUT: Duration = Duration::from_millis(20);
 
-/// The state of connection tracking in the pod.
+/// Connection tracking settings in the pod under attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tracking {
-    /// Value that capture sets.
+    /// Settings that capture makes.
     Set,
-    /// Value where settings are read-only.
+    /// Kernel defaults, as where settings are read-only.
     Loose,
-    /// Disabled, with a foreign rule that drops the packets.
+    /// Connection tracking disabled for the packets (`notrack`), by a rule of another program.
     Off,
-    /// Entries last a second, and are forgotten between packet and connection.
+    /// Entries expire after a second, and are deleted between the attack and the connection.
     Forgetful,
 }
 
@@ -63,8 +63,7 @@ impl Dice {
     }
 }
 
-/// TCP options: signature (MD5), window scale, timestamps, fast open, multipath, and one that is
-/// truncated.
+/// Returns TCP options: signature (MD5), window scale, timestamps, fast open, multipath, and one that is truncated.
 fn options() -> [Vec<u8>; 7] {
     let mut md5 = vec![19, 18];
     md5.resize(18, 9);
@@ -79,7 +78,7 @@ fn options() -> [Vec<u8>; 7] {
     ]
 }
 
-/// Packet that an adversary sends before the connection.
+/// Packet that the attacker sends before the connection.
 #[derive(Clone, Debug)]
 struct AttackPacket {
     flags: u8,
@@ -121,7 +120,7 @@ impl AttackPacket {
     }
 }
 
-/// Returns attack sequences: all flags in every wrapping and with every option, then random ones.
+/// Generates attack sequences: all flags in every wrapping and with every option, then random ones.
 fn sequences(dice: &mut Dice, random: usize) -> Vec<Vec<AttackPacket>> {
     let mut all = Vec::new();
     for flags in 0..64u8 {
@@ -156,7 +155,7 @@ fn sequences(dice: &mut Dice, random: usize) -> Vec<Vec<AttackPacket>> {
     out
 }
 
-/// A captured pod under attack.
+/// Captured pod under attack, with its attackers.
 struct AttackedPod {
     world: World,
     proxy: Proxy,
@@ -215,7 +214,7 @@ impl AttackedPod {
         }
     }
 
-    /// Connects; `None` unless the connection is established without delay.
+    /// Connects from `from` to `to`; an error unless the connection is established at once.
     fn open(&self, netns: &Netns, from: SocketAddr, to: SocketAddr) -> io::Result<TcpStream> {
         let kind = Type::STREAM;
         let socket =
@@ -233,8 +232,8 @@ impl AttackedPod {
         }
     }
 
-    /// Attacks from a neighbour: its connection must not reach the application. Returns whether it
-    /// was accepted at all.
+    /// Sends the attack packets from a neighbour, then connects from there: returns whether the connection reached the
+    /// application, past the proxy.
     fn inward(&mut self, shots: &[AttackPacket], port: u16, app: u16) -> bool {
         let (from, to) = (
             SocketAddr::new(self.peer, port),
@@ -254,7 +253,8 @@ impl AttackedPod {
         })
     }
 
-    /// Connects from the application, after the called server has sent its packets.
+    /// Sends the attack packets from a server, then connects to it from the application. Returns whether the connection
+    /// reached the server, past the proxy.
     fn outward(&mut self, shots: &[AttackPacket], port: u16) -> bool {
         let (from, to) = (
             SocketAddr::new(self.pod, port),
@@ -273,7 +273,7 @@ impl AttackedPod {
         })
     }
 
-    /// Accepts connections at the proxy, which may get any.
+    /// Accepts the waiting connections at the proxy, which may receive any.
     fn drain(&self) {
         for listener in [
             &self.proxy.inbound,
@@ -298,7 +298,7 @@ impl AttackedPod {
         }
     }
 
-    /// Runs all attacks. Returns the first bypass.
+    /// Runs all attacks, and describes the first one that bypasses the proxy.
     fn run(&mut self, dice: &mut Dice, random: usize) -> Option<String> {
         self.ready();
         let mut port = 2000;
@@ -451,8 +451,7 @@ fn segments_outside_the_window_are_accepted() {
     }
 }
 
-/// Checks that a neighbour with another's spoofed address cannot have that one's next connection
-/// refused.
+/// Checks that a neighbour that spoofs another's address cannot cause the rejection of that one's next connection.
 #[test]
 fn stray_packets_do_not_block_connections_of_others() {
     for backend in BACKENDS {
@@ -511,7 +510,7 @@ fn simultaneous_opens_do_not_connect() {
     }
 }
 
-/// Checks that rules of an earlier version get the guards without losing a connection.
+/// Checks that a pod captured under the rules of an earlier version gets the guards without losing a connection.
 #[test]
 fn a_pod_captured_without_guards_gets_them_and_keeps_its_connections() {
     for family in FAMILIES {
@@ -549,7 +548,7 @@ fn a_pod_captured_without_guards_gets_them_and_keeps_its_connections() {
     }
 }
 
-/// Rewrites, at the neighbour's interface, the address that the neighbour connects to.
+/// Rewrites the destination `pretended` to `target` at the neighbour's interface.
 fn pretend(siege: &AttackedPod, pretended: &str, target: &str) {
     let link = sh(&siege.world.pod, "ip -o link show eth0");
     let mac = link.split_once("link/ether ").unwrap().1;
@@ -568,7 +567,7 @@ fn pretend(siege: &AttackedPod, pretended: &str, target: &str) {
     );
 }
 
-/// Checks that a neighbour cannot reach loopback addresses and those of others through a pod.
+/// Checks that, without inbound capture, a neighbour cannot reach loopback addresses and those of others through a pod.
 #[test]
 fn inbound_plaintext_is_accepted_for_the_pods_addresses_only() {
     const TARGETS: [[&str; 4]; 2] = [

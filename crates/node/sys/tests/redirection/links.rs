@@ -1,4 +1,4 @@
-//! Tests on which of a pod's interfaces the node sees every frame, and so may exempt probes.
+//! Tests the detection of pod interfaces on which the node sees every frame, so that probes may be exempt there.
 
 use ambit_sys::{
     links::{Links, links},

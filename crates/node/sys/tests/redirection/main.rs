@@ -1,4 +1,4 @@
-//! Redirection in real namespaces: the rules in place, and their effect on connections.
+//! Tests redirection in real network namespaces: the rules, and their effect on connections.
 //!
 //! Every test runs with every backend, since they must behave alike.
 #![allow(

@@ -1,4 +1,4 @@
-//! TCP packets that no kernel would send, from a raw socket in a namespace.
+//! Sends TCP packets that no kernel would send, from a raw socket in a namespace.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -10,15 +10,15 @@ pub(crate) const SYN: u8 = 0x02;
 pub(crate) const RST: u8 = 0x04;
 pub(crate) const ACK: u8 = 0x10;
 
-/// `IPPROTO_RAW`: the sender provides the headers.
+/// Protocol number of raw sockets whose sender provides the IP header, `IPPROTO_RAW`.
 const RAW: i32 = 255;
 const TCP: u8 = 6;
 const FRAGMENT: u8 = 44;
 
-/// Encapsulation of a packet on the wire.
+/// Form in which a TCP segment is sent: whole, fragmented or wrapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrapping {
-    /// Single unfragmented packet.
+    /// Single packet without fragments or extension headers.
     Plain,
     /// Two fragments; the first ends before the flags.
     TinyFragments,
@@ -30,7 +30,7 @@ pub(crate) enum Wrapping {
     Extended,
     /// An authentication header without a security association.
     Authenticated,
-    /// Quoted by an ICMP error as a packet of the peer.
+    /// Quoted, as a segment in the other direction, by an ICMP error.
     Quoted,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Segment {
     pub(crate) flags: u8,
     pub(crate) seq: u32,
     pub(crate) ack: u32,
-    /// TCP options, padded to whole words by the writer.
+    /// TCP options, which the encoder pads to 32-bit words.
     pub(crate) options: Vec<u8>,
     pub(crate) payload: Vec<u8>,
     pub(crate) good_checksum: bool,
@@ -107,7 +107,7 @@ impl Segment {
         out
     }
 
-    /// Returns the packets for the wire, IP headers included.
+    /// Encodes the segment as packets for the wire, IP headers included.
     fn packets(&self, id: u16) -> Vec<Vec<u8>> {
         if self.wrapping == Wrapping::Quoted {
             return vec![self.error()];
@@ -141,8 +141,7 @@ impl Segment {
             .collect()
     }
 
-    /// Returns a "Fragmentation needed" or "packet too big" error about this segment in the other
-    /// direction.
+    /// Encodes an ICMP error ("fragmentation needed" or "packet too big") about this segment in the other direction.
     fn error(&self) -> Vec<u8> {
         let quoted = Self {
             from: self.to,
@@ -276,7 +275,7 @@ fn checksum(bytes: &[u8]) -> u16 {
     !u16::try_from(sum).unwrap()
 }
 
-/// Raw socket that sends any packet.
+/// Raw packet socket of a namespace.
 pub(crate) struct Sender {
     socket: Socket,
     id: u16,
@@ -292,8 +291,8 @@ impl Sender {
         Self { socket, id: 0 }
     }
 
-    /// Sends to the link address of `via`, whatever the packet's destination. Packets that the
-    /// kernel refuses to send are skipped.
+    /// Sends a segment to the link-layer address of `via`, whatever its destination. Packets that the kernel refuses to
+    /// send are skipped.
     pub(crate) fn send(&mut self, segment: &Segment, via: IpAddr) {
         self.id = self.id.wrapping_add(1).max(1);
         for packet in segment.packets(self.id) {

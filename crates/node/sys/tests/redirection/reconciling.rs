@@ -1,4 +1,4 @@
-//! Applies, compares, repairs and removes the rules in a namespace.
+//! Tests that rules are applied, compared, repaired and removed in a namespace.
 
 use ambit_netplan::{Backend, RedirectionSpec, plan};
 use ambit_sys::redirection::{Applied, apply, observe, purge, release};
@@ -8,7 +8,7 @@ use super::{
     world::{World, new_netns, sh},
 };
 
-/// Returns the table's chains by name: `nft` lists them in the order of creation.
+/// Lists the chains of Ambit's table sorted by name, since `nft` lists them in the order of creation.
 fn our_table(netns: &ambit_sys::netns::Netns) -> Vec<String> {
     let listing = sh(netns, "nft -s list table inet ambit");
     let mut chains: Vec<_> = listing
@@ -19,8 +19,8 @@ fn our_table(netns: &ambit_sys::netns::Netns) -> Vec<String> {
     chains
 }
 
-/// Returns the netfilter and policy routing state as text, without link-local addresses, which appear when duplicate
-/// address detection ends.
+/// Returns the netfilter and policy routing state of the pod as text, without link-local addresses, which appear when
+/// duplicate address detection ends.
 fn everything(world: &World) -> String {
     sh(
         &world.pod,
@@ -404,7 +404,7 @@ fn release_of_a_namespace_without_redirection_does_nothing() {
     assert_eq!(everything(&world), before);
 }
 
-/// Simulates containers, whose /proc/sys is read-only regardless of capabilities.
+/// Checks that sysctls are set although `/proc/sys` is read-only, as in containers regardless of capabilities.
 #[test]
 fn settings_are_made_where_proc_is_read_only() {
     let pod = World::new().pod;

@@ -1,4 +1,4 @@
-//! A pod and a peer: two anonymous network namespaces joined by a veth pair, removed on drop.
+//! Pod and peer for tests: two anonymous network namespaces joined by a veth pair, removed on drop.
 
 use std::{
     fs::File,
@@ -40,7 +40,7 @@ pub(crate) fn new_netns() -> Netns {
     .unwrap()
 }
 
-/// Runs a command inside, and returns its output. Panics when it fails.
+/// Runs a shell command inside the namespace, and returns its output. Panics when it fails.
 pub(crate) fn sh(netns: &Netns, command: &str) -> String {
     let output = netns
         .run(|| Command::new("sh").args(["-ec", command]).output())
@@ -79,7 +79,7 @@ impl World {
         Self { pod, peer }
     }
 
-    /// Creates a pod whose proxy listens on its three ports, and the plain servers of both sides.
+    /// Listens on the three ports of the pod's proxy.
     pub(crate) fn proxy(&self) -> Proxy {
         Proxy {
             outbound: listen_as_proxy(&self.pod, 15001),

@@ -1,4 +1,4 @@
-//! Number of kubelet's cgroup on the node.
+//! Finds kubelet's cgroup on the node.
 
 use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
 

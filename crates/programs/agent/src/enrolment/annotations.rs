@@ -4,19 +4,19 @@ use ambit_netplan::{RedirectionSpec, SpecError};
 
 use crate::source::Labels;
 
-/// Annotation that exempts inbound plaintext from redirection.
+/// Annotation that exempts inbound plaintext from capture.
 const BYPASS_INBOUND: &str = "ambient.istio.io/bypass-inbound-capture";
-/// Annotation that enables or disables DNS capture in the proxy.
+/// Annotation that enables or disables the capture of DNS queries.
 const DNS_CAPTURE: &str = "ambient.istio.io/dns-capture";
 /// Annotation with interfaces whose arriving connections count as outbound connections of the pod.
 const VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
 
-/// Error of an invalid annotation.
+/// Invalid annotation of a pod.
 #[derive(Debug, thiserror::Error)]
 #[error("its annotations require impossible redirection: {0}")]
 pub struct AnnotationError(#[from] SpecError);
 
-/// Applies a pod's annotations to the default spec.
+/// Returns the redirection of a pod: the common one, changed by the pod's annotations.
 pub(super) fn spec_of(
     usual: &RedirectionSpec,
     annotations: &Labels,
@@ -40,7 +40,7 @@ pub(super) fn spec_of(
     Ok(spec)
 }
 
-/// Booleans as Go parses them; any other value counts as unset.
+/// Parses a boolean like Go's `ParseBool`; any other value counts as unset.
 fn boolean(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),

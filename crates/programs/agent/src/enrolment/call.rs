@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use ambit_model::ArcStr;
 use ambit_zds::PodUid;
 
-/// Id of a plugin call that expects a response.
+/// Id of a plugin call, by which its response is matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// Pod in the runtime's terms.
+/// Pod as the container runtime identifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WhichPod {
     /// Namespace of the pod.
@@ -23,11 +23,11 @@ pub struct WhichPod {
 /// Request to enrol a pod that is being started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CniAdd<N> {
-    /// Pod that is to be captured.
+    /// Pod to enrol.
     pub pod: WhichPod,
     /// Network namespace of the pod.
     pub netns: N,
-    /// Addresses from the previous plugins; may be empty.
+    /// Addresses that the previous plugins assigned; may be empty.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -36,12 +36,12 @@ pub struct CniAdd<N> {
 pub enum Reply {
     /// Redirection, listeners and probe exemption are in place.
     Done,
-    /// Whether the pod belongs to the mesh.
+    /// Tells whether the pod belongs to the mesh.
     Member(bool),
-    /// Temporary failure; a retry may succeed.
+    /// The call failed for a temporary reason; a retry may succeed.
     TryLater(String),
-    /// A step failed.
+    /// A step of the pod's enrolment failed.
     Failed(String),
-    /// The request is refused.
+    /// The call is invalid and would fail again.
     Refused(String),
 }

@@ -1,4 +1,4 @@
-//! Events that the enrolment handles, and effects that it returns.
+//! Events that the enrolment state machine handles, and effects that it returns.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,94 +14,94 @@ use super::{
 };
 use crate::source::SourceEvent;
 
-/// Event of the enrolment.
+/// Event of the enrolment state machine.
 #[derive(Debug)]
 pub enum Event<N> {
     /// Event of the source of pods and namespaces.
     Source(SourceEvent),
     /// The plugin requests the enrolment of a pod.
     CniAdd(RequestId, CniAdd<N>),
-    /// Query by the plugin whether a pod belongs to the mesh.
+    /// The plugin queries whether a pod belongs to the mesh.
     IsMember(RequestId, WhichPod),
-    /// Namespaces that a finished scan found.
+    /// A scan of `/proc` found these pods' namespaces.
     Scanned(BTreeMap<PodUid, N>),
-    /// A scan has ended with an error, so that no pod is known to run or not to.
+    /// A scan of `/proc` failed, so it is unknown which pods run.
     ScanFailed,
-    /// End of a step; the error is a text for operators.
+    /// A step ended; an error is a text for operators.
     StepDone {
         /// UID of the pod.
         uid: PodUid,
-        /// Number of the step.
+        /// Id of the step.
         id: StepId,
         /// Outcome of the step.
         result: Result<(), String>,
     },
-    /// Redirection of a pod had drifted and was repaired.
+    /// The redirection of a pod differed from the desired state, and was repaired.
     Repaired {
         /// UID of the pod.
         uid: PodUid,
-        /// Text for operators.
+        /// Differences that were repaired, as text for operators.
         what: String,
     },
-    /// A pod's redirection is in place, with these warnings for the operator, if any.
+    /// The redirection of a pod is in place, with these warnings, if any.
     Warned {
         /// UID of the pod.
         uid: PodUid,
-        /// Texts for operators.
+        /// Warnings for operators.
         warnings: Vec<String>,
     },
-    /// A synced proxy connected, so steps that failed for lack of one are retried.
+    /// A proxy that knows all pods is connected; steps that failed for lack of one are retried.
     ProxySynced,
-    /// Regular request to compare the state with the kernel.
+    /// The regular comparison of all pods with the kernel is due.
     Reconcile,
-    /// The deadline has passed; see `Enrolment::deadline`.
+    /// The deadline has passed, see `Enrolment::deadline`.
     Tick,
 }
 
-/// Effect of the enrolment. Steps of different pods may run at once.
+/// Effect that the enrolment state machine requests. Steps of different pods may run concurrently.
 #[derive(Debug, PartialEq)]
 pub enum Effect<N> {
-    /// Carry a step out, then report [`Event::StepDone`].
+    /// Carries out a step, and reports [`Event::StepDone`].
     Step {
         /// UID of the pod.
         uid: PodUid,
-        /// Id that the outcome repeats.
+        /// Id of the step, which [`Event::StepDone`] repeats.
         id: StepId,
-        /// Step to run.
+        /// Step to carry out.
         step: Step<N>,
     },
     /// Searches for these pods' namespaces, and reports [`Event::Scanned`] or [`Event::ScanFailed`].
     Scan(Vec<ScanTarget>),
     /// Responds to a call of the plugin.
     Answer(RequestId, Reply),
-    /// Lets a proxy that serves the pod continue although the pod's namespace is not known.
+    /// Lets a proxy that already serves the pod continue, although the pod's namespace is not known yet.
     Hold(PodUid),
-    /// All existing pods are known, so proxies may connect.
+    /// Lets proxies connect, since all existing pods are known.
     OpenZds,
-    /// Writes the namespaces, each with whether it may have mesh pods.
+    /// Writes for each namespace whether it may have mesh pods, for the plugin.
     WriteMembership(BTreeMap<ArcStr, bool>),
-    /// Sets the complete members of the node's probe set.
+    /// Replaces all members of the node's probe set.
     SetProbeMembers(Vec<(PodUid, ProbeTargets)>),
-    /// Removes the status of all pods but these.
+    /// Removes the status annotations of all pods of the node but these.
     PruneStatus(BTreeSet<PodName>),
-    /// Report to the pod's owner that it cannot be enrolled and why, or that now it is.
+    /// Reports to the pod's owner why it cannot be enrolled, or that it is enrolled now.
     ReportFailure {
         /// UID of the pod.
         uid: PodUid,
         /// Name of the pod.
         pod: PodName,
-        /// Failure of the last step, if it failed.
+        /// Error of the last step; `None` if the pod is enrolled now.
         failure: Option<String>,
     },
 }
 
-/// Pod whose network namespace is searched.
+/// Pod whose network namespace a scan searches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScanTarget {
     /// UID of the pod.
     pub uid: PodUid,
-    /// Name of the pod's cgroup, if not its UID.
+    /// Name of the pod's cgroup if it is not named by the UID.
     pub cgroup_alias: Option<String>,
-    /// Addresses, one of which its namespace must have.
+    /// Addresses of the pod, one of which its namespace must have.
     pub addresses: Vec<IpAddr>,
 }

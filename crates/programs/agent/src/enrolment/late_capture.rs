@@ -25,14 +25,14 @@ use super::{Enrolment, pod::Goal};
 use crate::source::{Labels, PodView, Record, Status};
 
 impl<N: Clone + PartialEq> Enrolment<N> {
-    /// Whether capture is late for a pod that the running agent observes for the first time.
+    /// Whether a pod that appears while this agent runs is captured late.
     pub(super) fn is_late_at_first_sight(&self, view: &PodView) -> bool {
         let runs = !view.addresses.is_empty();
         let came_with_label = view.unchanged && self.opts_in(view, &Labels::new());
         self.belongs(view) && (!runs || came_with_label)
     }
 
-    /// Evaluates the pods that existed at the start, once all namespaces are known.
+    /// Determines which of the pods that existed at the start are captured late, once all namespaces are known.
     pub(super) fn judge_initial_pods(&mut self) {
         let record = self.record.take();
         let late: Vec<PodUid> = self
@@ -61,7 +61,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         }
     }
 
-    /// Clears the mark of a pod that was observed outside the mesh, since it joins while it runs.
+    /// Clears `capture_is_late` of a pod outside the mesh: if it joins, it joins while it runs.
     pub(super) fn forget_lateness_outside(&mut self, uid: &PodUid) {
         let outside = |pod: &super::Pod<N>| matches!(self.goal(pod), Ok(Goal::Out));
         if self.pods.get(uid).is_some_and(outside)

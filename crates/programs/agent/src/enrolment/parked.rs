@@ -1,10 +1,10 @@
-//! Plugin calls that wait until the source sends their pods.
+//! Plugin calls that wait until the source has sent their pod.
 
 use std::time::Instant;
 
 use super::call::{CniAdd, RequestId, WhichPod};
 
-/// A call that waits for its pod to be known.
+/// Plugin call for a pod that the source has not sent yet.
 #[derive(Clone, Debug)]
 pub(super) enum Parked<N> {
     CniAdd(CniAdd<N>),
@@ -20,7 +20,7 @@ impl<N> Parked<N> {
     }
 }
 
-/// Waiting calls, each with its deadline.
+/// Plugin calls that wait for their pod, each with its deadline.
 #[derive(Debug)]
 pub(super) struct ParkedCalls<N> {
     pub(super) calls: Vec<(RequestId, Instant, Parked<N>)>,

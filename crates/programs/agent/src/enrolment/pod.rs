@@ -1,4 +1,4 @@
-//! State of one pod, and its next step.
+//! State of one pod's enrolment, and its next step.
 
 use std::{
     net::IpAddr,
@@ -14,58 +14,59 @@ use super::{
 };
 use crate::source::{PodView, Status};
 
-/// Initial and maximum delay after a failed step.
+/// Initial and maximum retry delay after a failed step.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
 
-/// Time for which listeners stay after the redirection of an unenrolled pod was removed, until other proxies learn that
-/// the pod accepts no HBONE.
+/// Time for which the proxy's listeners stay after an unenrolled pod's redirection was removed, until other proxies
+/// learn that the pod accepts no HBONE.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Desired state of a pod.
+/// Desired state of a pod's enrolment.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Goal {
-    /// Captured with this redirection.
+    /// The pod is captured with this redirection.
     In(RedirectionSpec),
-    /// Running and not captured.
+    /// The pod runs and is not captured.
     Out,
-    /// Ended or deleted; its network namespace vanishes.
+    /// The pod has ended or was deleted, so that its network namespace vanishes.
     Gone,
 }
 
-/// Last known state of the redirection.
+/// Last known state of a pod's redirection.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Rules {
-    /// Redirection may be in place: by an earlier agent, or it was not checked for a while.
+    /// Redirection may be in place: an earlier agent may have applied it, or it is to be compared with the kernel
+    /// again.
     Unknown,
     None,
     Applied(RedirectionSpec),
 }
 
-/// A step in flight.
+/// Step that is in flight.
 #[derive(Clone, Debug)]
 pub(super) struct Busy<N> {
     pub(super) id: StepId,
     pub(super) step: Step<N>,
 }
 
-/// Failure of the last step.
+/// Failure of the last step, and its retry.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
     pub(super) retry_at: Instant,
     pub(super) delay: Duration,
-    /// Whether the failure was written to the pod's status, or could not be.
+    /// Whether the pod's status was set to pending for this failure, or could not be written.
     pub(super) reported: bool,
-    /// Text for operators.
+    /// Error of the step, as text for operators.
     pub(super) text: String,
 }
 
-/// Next step of a pod.
+/// Result of determining a pod's next step.
 #[derive(Debug)]
 pub(super) enum Next<N> {
     Step(Step<N>),
-    /// The namespace has to be found first.
+    /// The next step needs the pod's network namespace, which has to be found first.
     NeedNetns,
-    /// No step is due before [`Pod::deadline`].
+    /// No step is due before [`Pod::deadline`], unless an event arrives.
     Wait,
     Settled,
 }
@@ -74,43 +75,45 @@ pub(super) enum Next<N> {
 pub(super) struct Pod<N> {
     pub(super) view: PodView,
     pub(super) gone: bool,
-    /// Addresses from the plugin, until the pod's status has different ones.
+    /// Addresses that the plugin sent, until the pod's status has addresses.
     pub(super) addresses: Vec<IpAddr>,
     pub(super) netns: Option<N>,
-    /// Time at which `netns` was learned, so that an older scan does not override it.
+    /// Time at which `netns` was set, so that the result of an older scan does not replace it.
     pub(super) netns_since: Option<Instant>,
-    /// Another namespace that a scan has seen once.
+    /// Different namespace that one scan has found; a second scan must confirm it.
     pub(super) suspect: Option<N>,
-    /// Description under which a proxy has acknowledged the pod in `netns`.
+    /// Workload as announced to a proxy, which has acknowledged it for `netns`.
     pub(super) announced: Option<WorkloadInfo>,
-    /// Whether a proxy may serve the pod in any namespace: announced, successfully or not, and not withdrawn.
+    /// Whether a proxy may serve the pod in any namespace: it was announced, successfully or not, and not withdrawn
+    /// since.
     pub(super) maybe_served: bool,
     pub(super) rules: Rules,
-    /// Whether to verify `rules` if the next scan finds the pod alive.
+    /// Whether to compare the redirection with the kernel if the next scan finds the pod running.
     pub(super) look_if_alive: bool,
-    /// Addresses and ports whose probes are exempt; without addresses, unknown.
+    /// Addresses and ports exempt for kubelet's probes; an entry without addresses means that they are unknown.
     pub(super) probes: Option<ProbeTargets>,
-    /// Annotation that was written; `None` if it was left as observed.
+    /// Last status that was written to the annotation; `None` if the observed one is still valid.
     pub(super) status: Option<Status>,
     pub(super) busy: Option<Busy<N>>,
     pub(super) failure: Option<Failure>,
     pub(super) linger_until: Option<Instant>,
-    /// Plugin calls that wait for this pod.
+    /// Plugin calls that wait until this pod is captured.
     pub(super) waiters: Vec<RequestId>,
-    /// Whether redirection should be in place: applied by this or an earlier agent, and not released.
+    /// Whether redirection should be in place: this or an earlier agent applied it, and it was not released since.
     pub(super) expects_redirection: bool,
-    /// Whether the sandbox was created while the pod belonged to the mesh, but started uncaptured.
+    /// Whether the pod belonged to the mesh when its sandbox was created, but started uncaptured.
     pub(super) capture_is_late: bool,
-    /// Number of repairs of its redirection.
+    /// Number of times that the pod's redirection was repaired.
     pub(super) drifts: u32,
-    /// Unexpected conditions that do not impair the redirection.
+    /// Warnings of the last step that do not impair the redirection.
     pub(super) warnings: Vec<String>,
-    /// The last failure reported to its owner, until the pod is captured.
+    /// Failure last reported to the pod's owner; cleared when the pod is captured.
     pub(super) complaint: Option<String>,
 }
 
 impl<N: Clone + PartialEq> Pod<N> {
-    /// Creates the state of a pod. `rules` are unknown for pods that existed before.
+    /// Creates the state of a pod. `was_there`: the pod existed at the agent's start, so that its redirection is
+    /// unknown.
     pub(super) fn new(view: PodView, was_there: bool) -> Self {
         Self {
             addresses: view.addresses.clone(),
@@ -141,7 +144,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         }
     }
 
-    /// Returns the last known value of the annotation.
+    /// Returns the current value of the pod's status annotation, as last written or observed.
     pub(super) fn reads(&self) -> Status {
         self.status.unwrap_or(self.view.reported)
     }
@@ -153,7 +156,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         }
     }
 
-    /// Sets the pod's network namespace. Redirection in another one does not count.
+    /// Sets the pod's network namespace. A different one resets the state of redirection and listeners.
     pub(super) fn set_netns(&mut self, netns: N, now: Instant) {
         self.suspect = None;
         if self.netns.as_ref() == Some(&netns) {
@@ -180,7 +183,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         self.warnings.clear();
     }
 
-    /// Sets the warnings, and logs new ones.
+    /// Replaces the warnings, and logs new ones.
     pub(super) fn warn(&mut self, warnings: Vec<String>) {
         for warning in warnings.iter().filter(|one| !self.warnings.contains(one)) {
             tracing::warn!(pod = %self.view.name, warning, "the pod is captured with a warning");
@@ -188,7 +191,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         self.warnings = warnings;
     }
 
-    /// Whether redirection, listeners and probe exemption match `goal`.
+    /// Whether redirection, listeners and probe exemption are as `goal` demands.
     pub(super) fn is_captured(&self, goal: &Goal) -> bool {
         let Goal::In(spec) = goal else { return false };
         self.announced.as_ref() == Some(&self.info())
@@ -224,7 +227,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         }
     }
 
-    /// Returns the next step of enrolment; listeners come before rules.
+    /// Returns the next step of enrolment; listeners are started before rules are applied.
     fn next_in(&self, spec: &RedirectionSpec, goal: &Goal) -> Next<N> {
         let Some(netns) = self.netns.clone() else {
             // As after a reboot: the annotation is of another sandbox.
@@ -313,7 +316,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         retry.into_iter().chain(self.linger_until).min()
     }
 
-    /// Drops deadlines that have passed without an effect, so that they are not waited for again.
+    /// Clears deadlines that have passed, so that they do not trigger further ticks.
     pub(super) fn forget_elapsed(&mut self, now: Instant) {
         if self.busy.is_none() {
             self.failure.take_if(|failure| failure.retry_at <= now);
@@ -321,7 +324,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         }
     }
 
-    /// Records a step that succeeded.
+    /// Records the success of a step.
     pub(super) fn done(&mut self, step: Step<N>, now: Instant) {
         match (&step, &mut self.failure) {
             (Step::Status(write), Some(failure)) if write.status == Status::Pending => {
@@ -362,7 +365,7 @@ impl<N: Clone + PartialEq> Pod<N> {
         }
     }
 
-    /// Records a failed step, which is retried with increasing delay.
+    /// Records the failure of a step, which is retried with increasing delay.
     pub(super) fn failed(&mut self, step: &Step<N>, text: String, now: Instant) {
         // What failed half way is not known any more.
         match step {

@@ -1,4 +1,4 @@
-//! Reports on pods for operators.
+//! Reports of pods' enrolment state, for operators.
 
 use ambit_k8s_api::enablement::Verdict;
 

@@ -1,4 +1,4 @@
-//! Calls of the plugin, which wait until their pod is known, and then until it is captured.
+//! Handles calls of the plugin, which wait until the source has sent their pod, and then until it is captured.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,10 @@ use super::{
     pod::Goal,
 };
 
-/// Timeout for the source to send the pod of a call. Less than the five seconds after which an Istio plugin gives up.
+/// Timeout for the source to send the pod of a call, below the five seconds after which Istio's plugin gives up.
 const POD_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Maximum concurrent waiting calls; kubelet starts far fewer pods in parallel.
+/// Maximum calls that wait for their pod; kubelet starts far fewer pods in parallel.
 const MAX_PARKED: usize = 1024;
 
 impl<N: Clone + PartialEq> Enrolment<N> {
@@ -45,7 +45,7 @@ impl<N: Clone + PartialEq> Enrolment<N> {
         self.settle_parked(now, effects);
     }
 
-    /// Resumes calls whose pod is known now, and ends timed-out ones.
+    /// Resumes calls whose pod the source has sent, and fails calls that timed out.
     pub(super) fn settle_parked(&mut self, now: Instant, effects: &mut Vec<Effect<N>>) {
         if self.synced {
             for (request, until, call) in std::mem::take(&mut self.parked.calls) {

@@ -1,12 +1,12 @@
-//! Times of the scans of /proc: one runs at a time, and failures delay the next.
+//! Schedule of scans of `/proc`: one runs at a time, and failures delay the next.
 
 use std::time::{Duration, Instant};
 
-/// First and longest pause between scans while pods are missing.
+/// Initial and maximum delay between scans while pods' namespaces are missing.
 pub(super) const PAUSE: (Duration, Duration) =
     (Duration::from_millis(250), Duration::from_secs(30));
 
-/// Schedule of scans, each for all pods whose namespace is searched.
+/// Schedule of scans, each of which searches all pods without a namespace.
 #[derive(Debug)]
 pub(super) struct ScanSchedule {
     pub(super) running_since: Option<Instant>,
@@ -36,12 +36,12 @@ impl ScanSchedule {
         self.due.filter(|_| self.running_since.is_none())
     }
 
-    /// Requests a scan.
+    /// Schedules a scan now.
     pub(super) fn want(&mut self, now: Instant) {
         self.due = Some(now);
     }
 
-    /// A pod's namespace is missing: scan now if the last scan is old enough, else when due.
+    /// Schedules a scan now for a pod without a namespace, unless one is scheduled or running.
     pub(super) fn want_missing(&mut self, now: Instant) {
         if self.due.is_none() && self.running_since.is_none() {
             self.due = Some(now);
@@ -60,7 +60,7 @@ impl ScanSchedule {
         self.due = Some(self.due.map_or(due, |earlier| earlier.min(due)));
     }
 
-    /// Schedules a scan now and soon after, since something has changed.
+    /// Schedules a scan now, and resets the delay of further ones, since something has changed.
     pub(super) fn hasten(&mut self, now: Instant) {
         self.pause = PAUSE.0;
         self.want(now);

@@ -1,4 +1,4 @@
-//! Steps that enrol and unenrol a pod: one enum for each kind of work, since each kind has an executor of its own
+//! Steps that enrol and unenrol pods: one enum for each kind of work, since each kind has its own executor
 //! (`process/executor.rs`).
 
 use std::net::IpAddr;
@@ -9,48 +9,48 @@ use ambit_zds::WorkloadInfo;
 
 use crate::source::Status;
 
-/// Id that matches an outcome to its step.
+/// Id of a started step, by which its outcome is matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StepId(pub(super) u64);
 
-/// One step for one pod.
+/// Step of one pod's enrolment or unenrolment.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step<N> {
-    /// Step of the node proxies.
+    /// Order to the node proxies.
     Proxy(ProxyStep<N>),
-    /// Step in the pod's network namespace.
+    /// Change of the rules in the pod's network namespace.
     Redirection(RedirectionStep<N>),
-    /// Step in the node's set of probe exemptions.
+    /// Change of the node's set of exempt probes.
     Probes(ProbeStep),
-    /// Step on the pod's visible status.
+    /// Change of the pod's status annotation.
     Status(WriteStatus),
 }
 
-/// Step of the node proxies for a pod.
+/// Order to the node proxies about a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ProxyStep<N> {
-    /// Have the newest proxy serve the pod.
+    /// Orders the newest proxy to serve the pod.
     Announce {
-        /// Workload of the pod.
+        /// Name and addresses of the pod.
         info: WorkloadInfo,
         /// Network namespace of the pod.
         netns: N,
     },
-    /// Have every proxy stop serving the pod.
+    /// Orders every proxy to stop serving the pod.
     Withdraw,
 }
 
-/// Step of the redirection in a pod's network namespace.
+/// Change of the redirection in a pod's network namespace.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RedirectionStep<N> {
-    /// Applies the redirection, or verifies it.
+    /// Applies the redirection, or repairs it.
     Apply {
         /// Network namespace of the pod.
         netns: N,
-        /// Redirection to install.
+        /// Redirection to apply.
         spec: RedirectionSpec,
-        /// The capture is late (see `enrolment/late_capture.rs`): if no redirection is in place yet, connections from
-        /// before are closed.
+        /// Whether to close pre-capture connections if no redirection is in place yet, since the capture is late (see
+        /// `enrolment/late_capture.rs`).
         close_pre_capture: bool,
     },
     /// Removes redirection, if there is any; connections in the proxy continue.
@@ -60,30 +60,30 @@ pub enum RedirectionStep<N> {
     },
 }
 
-/// Exemption of kubelet's probes of a pod.
+/// Change of a pod's exemption for kubelet's probes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ProbeStep {
-    /// Exempt exactly these addresses and ports.
+    /// Exempts exactly these addresses and ports.
     Exempt(ProbeTargets),
-    /// Remove the pod's addresses.
+    /// Removes the pod's addresses from the exemption.
     Remove,
 }
 
-/// Addresses and ports of a pod where kubelet's probes are exempt.
+/// Addresses and ports of a pod that are exempt for kubelet's probes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProbeTargets {
-    /// The pod's addresses.
+    /// Addresses of the pod.
     pub addresses: Vec<IpAddr>,
     /// Ports that are exempt at each address.
     pub ports: ProbePorts,
 }
 
-/// Writes or removes the pod's status.
+/// Writes or removes the pod's status annotation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WriteStatus {
-    /// The pod's name.
+    /// Name of the pod.
     pub pod: PodName,
-    /// Annotation to write.
+    /// Value to write; [`Status::None`] removes the annotation.
     pub status: Status,
 }
 
@@ -101,7 +101,7 @@ impl<N> Step<N> {
         }
     }
 
-    /// Returns the network namespace of the step.
+    /// Returns the network namespace that the step needs, if it needs one.
     pub(super) fn netns(&self) -> Option<&N> {
         match self {
             Self::Proxy(ProxyStep::Announce { netns, .. }) => Some(netns),

@@ -1,4 +1,4 @@
-//! The state machine against a simulated kernel: every order of events, every step failing.
+//! Tests the state machine against a simulated kernel: every order of events, every step failing.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -15,21 +15,21 @@ use crate::source::Status;
 mod late_capture;
 mod reports;
 
-/// Test world: machine, simulated kernel and clock.
+/// Test world: state machine, simulated kernel and clock.
 struct World {
     machine: Enrolment<u32>,
     now: Instant,
-    /// Namespaces that a scan finds.
+    /// Namespaces of running pods, which scans find.
     running: BTreeMap<PodUid, u32>,
-    /// State of the fake node: rules by namespace, pods at the proxy, probes, status.
+    /// Namespaces with redirection on the simulated node.
     rules: BTreeSet<u32>,
     served: BTreeMap<PodUid, u32>,
     probes: BTreeMap<PodUid, Vec<IpAddr>>,
     probe_ports: BTreeMap<PodUid, ProbePorts>,
     status: BTreeMap<String, Status>,
-    /// Steps of this kind fail.
+    /// Name of the step that fails; `None`: every step succeeds.
     failing: Option<&'static str>,
-    /// Work not done yet.
+    /// Effects that have not been carried out yet.
     undone: VecDeque<Effect<u32>>,
     log: Vec<String>,
     replies: BTreeMap<u64, Reply>,
@@ -37,9 +37,9 @@ struct World {
     pruned: Option<BTreeSet<PodName>>,
     held: Vec<PodUid>,
     zds_open: bool,
-    /// Reports to owners of pods.
+    /// Failures reported to pods' owners; `None`: the failure has ended.
     complaints: Vec<(PodUid, Option<String>)>,
-    /// Namespaces whose connections from before the capture were closed.
+    /// Namespaces whose pre-capture connections were closed.
     closed: Vec<u32>,
 }
 
@@ -104,7 +104,7 @@ impl World {
         }
     }
 
-    /// A namespace `shop` with these labels and pods, all sent at the start.
+    /// Creates a world with these pods in a namespace `shop` with these labels, all sent at the agent's start.
     fn started(namespace: &[(&str, &str)], pods: Vec<PodView>) -> Self {
         let mut world = Self::new();
         world.namespace(namespace);
@@ -139,7 +139,7 @@ impl World {
         self.event(Event::CniAdd(RequestId(request), add));
     }
 
-    /// Performs one pending effect; false if there is none.
+    /// Carries out one pending effect; false if there is none.
     fn work(&mut self) -> bool {
         let Some(effect) = self.undone.pop_front() else {
             return false;
@@ -190,7 +190,7 @@ impl World {
         true
     }
 
-    /// Runs a step, unless it fails, and checks the invariants.
+    /// Carries out a step, unless it is to fail, and checks the invariants; returns its name.
     fn carry_out(&mut self, uid: &PodUid, step: &Step<u32>) -> String {
         let name = match step {
             Step::Proxy(ProxyStep::Announce { .. }) => "announce",
@@ -252,7 +252,7 @@ impl World {
         panic!("never settles: {:?}", &self.log[self.log.len() - 20..]);
     }
 
-    /// Advances the clock, with ticks where they are due.
+    /// Advances the clock by `duration`, with ticks where they are due.
     fn pass(&mut self, duration: Duration) {
         let end = self.now + duration;
         self.settle();
@@ -957,8 +957,8 @@ fn any_move() -> impl Strategy<Value = Move> {
 }
 
 proptest! {
-    /// Checks that any order of events converges: once nothing fails, every pod is where its labels put it, in its
-    /// newest namespace, and every call has exactly one response.
+    /// Checks that any order of events converges: once nothing fails, every pod is captured or not as its labels
+    /// demand, in its newest namespace, and every call has got exactly one response.
     #[test]
     fn every_order_of_events_ends_where_the_labels_say(
         moves in proptest::collection::vec(any_move(), 0..40),

@@ -1,19 +1,19 @@
-//! A change of one file in the directory of network configurations.
+//! Change of one file in the directory of network configurations.
 
-/// Change of one file.
+/// Write or removal of one file in the directory of network configurations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Writes this text to the file. An existing file keeps its owner and permissions, and stays if it differs from
-    /// `expected`.
+    /// Writes `text` to the file. An existing file keeps its owner and permissions, and is left alone if it differs
+    /// from `expected`.
     Write {
         /// Name of the file.
         name: String,
         /// Desired content of the file.
         text: String,
-        /// Content that the file had when it was read.
+        /// Content that the file had when it was read; `None` overwrites any content.
         expected: Option<String>,
     },
-    /// Remove the file.
+    /// Removes the file of this name.
     Remove {
         /// Name of the file.
         name: String,

@@ -1,4 +1,4 @@
-//! Lookup of Ambit's `DaemonSet` and of the node at the API server, at the agent's start and end.
+//! Reads Ambit's `DaemonSet` and the node's object from the API server, when the agent starts and terminates.
 
 use std::{path::Path, time::Duration};
 
@@ -9,10 +9,12 @@ use kube::Api;
 
 use super::uninstall::Lookup;
 
-/// Timeouts of the attempts after which the API server counts as unreachable, well within a pod's grace period.
+/// Number of attempts and timeout of each, after which the API server counts as unreachable; well within a pod's grace
+/// period.
 const TRIES: (u32, Duration) = (3, Duration::from_secs(3));
 
-/// Reads the DaemonSet and the node. The node is useful in any case.
+/// Reads the agent's `DaemonSet` and the node's object; the latter is also returned if the `DaemonSet` is missing or
+/// access to it is denied.
 pub async fn look_up(
     kubeconfig: Option<&Path>,
     namespace: &str,

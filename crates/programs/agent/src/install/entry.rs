@@ -1,4 +1,4 @@
-//! Configuration of the plugin: its entry in a list, and complete configurations of Ambit.
+//! Configuration of Ambit's plugin: its entry in a plugin list, and complete network configurations of Ambit.
 //!
 //! It contains no credential and no kubeconfig: the plugin queries the agent over a socket that only root may open, so
 //! nothing in it expires or is secret.
@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::membership_copy;
 
-/// Capabilities that runtimes may pass to plugins. All are declared, so that a primary CNI that starts to need one gets
-/// it before Ambit's file is rewritten.
+/// Capabilities that runtimes may pass to plugins as runtime arguments. All are declared, so that a primary CNI that
+/// starts to need one gets it before Ambit's file is rewritten.
 const CAPABILITIES: [&str; 10] = [
     "aliases",
     "bandwidth",
@@ -26,30 +26,30 @@ const CAPABILITIES: [&str; 10] = [
     "mac",
 ];
 
-/// Capability that a runtime may hand to plugins too, and the default one.
+/// Capability for port mappings, declared besides [`CAPABILITIES`].
 const PORT_MAPPINGS: &str = "portMappings";
 
-/// Configuration of the plugin.
+/// Settings in the configuration of Ambit's plugin.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// Log level of the plugin.
+    /// Minimum level of the plugin's log lines.
     pub log_level: String,
-    /// Run directory of the agent, equal in the container and on the node.
+    /// Run directory of the agent, at the same path in the container and on the node.
     pub run_dir: PathBuf,
-    /// Namespaces outside the mesh, regardless of the agent.
+    /// Namespaces whose pods never belong to the mesh, so that the plugin need not query the agent.
     pub exclude_namespaces: Vec<String>,
-    /// Namespace of the agent's own pods, which must not wait for the agent.
+    /// Namespace of the agent's own pods, which start without waiting for the agent.
     pub pod_namespace: String,
     /// Time for which a pod waits for an unavailable agent, in seconds.
     pub wait_seconds: u64,
-    /// The directory of configurations on the node.
+    /// Directory of network configurations, as seen on the node.
     pub net_dir: PathBuf,
     /// Directory on the node in which the plugin records delegated calls.
     pub state_dir: PathBuf,
 }
 
 impl Entry {
-    /// Returns the plugin's entry in the primary's list.
+    /// Returns the plugin's entry for the primary CNI's plugin list.
     pub(super) fn chained(&self) -> Value {
         json!({
             "type": PLUGIN,
@@ -63,9 +63,9 @@ impl Entry {
         })
     }
 
-    /// Returns a configuration that calls `primary`'s plugins. It has the same network name, since runtimes and plugins
-    /// store a pod's state under it, before and after the installation; and the same versions, so that a runtime uses
-    /// only commands that the primary's plugins support.
+    /// Returns a configuration whose only plugin is Ambit's, which calls the plugins of `primary`. It has the same
+    /// network name, under which runtimes and plugins store a pod's state before and after the installation; and the
+    /// same versions, so that a runtime uses only commands that the primary's plugins support.
     pub(super) fn owned(
         &self,
         file: &str,
@@ -93,7 +93,7 @@ impl Entry {
         around(text, file, "calls", &[json::raw(&entry)?])
     }
 
-    /// Returns a list of the primary's single plugin and Ambit's, since a file in the old format cannot contain two.
+    /// Converts the single plugin of a primary configuration in the old form to a list of it and Ambit's plugin.
     pub(super) fn list_of(&self, file: &str, text: &str) -> Result<String, serde_json::Error> {
         let single: &serde_json::value::RawValue = serde_json::from_str(text)?;
         around(
@@ -104,7 +104,7 @@ impl Entry {
         )
     }
 
-    /// Returns a configuration with Ambit's plugin alone.
+    /// Returns Ambit's plugin as a network configuration of its own, for the standalone mode.
     pub(super) fn standalone(&self) -> Result<String, serde_json::Error> {
         let mut entry = self.chained();
         if let Some(entry) = entry.as_object_mut() {
@@ -115,7 +115,7 @@ impl Entry {
     }
 }
 
-/// Returns a list of `plugins` with the network's other fields of `text`.
+/// Returns a list of `plugins` with the other fields, such as the name, of the network configuration `text`.
 fn around(
     text: &str,
     file: &str,

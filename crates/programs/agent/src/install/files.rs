@@ -1,4 +1,4 @@
-//! Atomic writes of the node's files, only over the content that was read.
+//! Atomic writes of the node's files, which overwrite only the content that was read before.
 
 use std::{
     fs, io,
@@ -16,7 +16,7 @@ use super::action::Action;
 /// Prefix of temporary files, before a number; runtimes ignore such files.
 const TEMPORARY: &str = ".ambit-cni.tmp.";
 
-/// Error of writing a file.
+/// Error of changing a file on the node.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what} {path}{}", hint(source))]
 pub struct FileError {
@@ -48,7 +48,7 @@ fn failed(what: &'static str, path: &Path) -> impl Fn(io::Error) -> FileError {
     }
 }
 
-/// Performs an action in `directory`. Returns false if the file has changed since it was read, so that a new plan is
+/// Carries out an action in `directory`. Returns false if the file has changed since it was read, so that a new plan is
 /// needed.
 ///
 /// # Errors
@@ -70,7 +70,7 @@ pub fn carry_out(directory: &Path, action: &Action, mode: u32) -> Result<bool, F
     }
 }
 
-/// Removes temporary files of a writer that was killed.
+/// Removes temporary files that a killed agent left in the directory.
 pub fn remove_stale(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
@@ -79,7 +79,7 @@ pub fn remove_stale(directory: &Path) {
     }
 }
 
-/// Writes `text` to `path`, if enabled and different.
+/// Writes `text` to `path` if the file differs; returns whether it did.
 ///
 /// # Errors
 /// When the file cannot be written.
@@ -95,7 +95,8 @@ pub fn keep(path: &Path, text: &[u8]) -> Result<bool, FileError> {
     write().map_err(failed("write", path)).map(|()| true)
 }
 
-/// Replaces the plugin in `target` by the one in `source`. Running ones keep their file. Returns whether it differed.
+/// Replaces the plugin's executable in `target` by the one in `source` if they differ; returns whether they did.
+/// Running plugins keep the old file.
 ///
 /// # Errors
 /// When the source is missing, or the target cannot be written.
@@ -145,7 +146,7 @@ fn same_bytes(a: &mut fs::File, b: &Path) -> io::Result<bool> {
     }
 }
 
-/// Removes a file, if it is there.
+/// Removes a file, if it exists.
 ///
 /// # Errors
 /// When it cannot be removed.
@@ -160,7 +161,7 @@ fn unlink(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Replaces a file, unless it differs from `expected`, so that the owner's writes are not lost.
+/// Replaces a file, unless its content is not `expected` any more, so that writes of its owner are not lost.
 fn replace(path: &Path, text: &str, expected: Option<&str>, mode: u32) -> io::Result<bool> {
     // The target of a link is replaced, not the link.
     let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
@@ -196,7 +197,7 @@ fn replace(path: &Path, text: &str, expected: Option<&str>, mode: u32) -> io::Re
     }
 }
 
-/// Temporary file that is renamed to its destination. Removed when dropped.
+/// Temporary file, to be renamed to its destination; otherwise dropping it removes it.
 struct Temporary {
     path: PathBuf,
     file: fs::File,

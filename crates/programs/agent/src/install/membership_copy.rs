@@ -1,15 +1,15 @@
-//! Copy of `membership.json` that survives a reboot, beside the network configurations: until the agent runs again, the
-//! plugin lets pods outside the mesh start by it.
+//! Copy of `membership.json` beside the network configurations, which survives a reboot: by it the plugin lets pods
+//! outside the mesh start until the agent runs again.
 
 use std::{fs, path::Path};
 
 use super::files::{self, FileError};
 use crate::membership;
 
-/// File name, which runtimes do not take for a configuration.
+/// Name of the copy, which runtimes do not take for a network configuration.
 pub const FILE: &str = "ambit-cni.membership";
 
-/// Updates the copy, if there is something to copy.
+/// Updates the copy from the run directory, if the agent has written the original; returns whether the copy differed.
 ///
 /// # Errors
 /// When the directory cannot be written.

@@ -9,21 +9,21 @@ use prometheus_client::{
 /// Labels of `istio_cni_installs_total`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct InstallResult {
-    /// Result of the installation.
+    /// Result of the installation: `SUCCESS`, or the code of the failure.
     pub result: &'static str,
 }
 
 /// Metrics of the installation.
 #[derive(Clone, Debug, Default)]
 pub struct InstallMetrics {
-    /// 1 while starting pods use the plugin.
+    /// Gauge that is 1 while starting pods reach the plugin.
     pub ready: Gauge,
-    /// Passes that changed something, or failed.
+    /// Number of checks that changed the installation or failed, by result.
     pub installs: Family<InstallResult, Counter>,
 }
 
 impl InstallMetrics {
-    /// Registers both metrics.
+    /// Creates both metrics and registers them.
     pub fn new(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         registry.register(
@@ -39,7 +39,7 @@ impl InstallMetrics {
         metrics
     }
 
-    /// Counts an outcome.
+    /// Counts a check with this result.
     pub fn count(&self, result: &'static str) {
         self.installs.get_or_create(&InstallResult { result }).inc();
     }

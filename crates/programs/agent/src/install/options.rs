@@ -64,7 +64,7 @@ pub struct InstallArgs {
 }
 
 impl InstallArgs {
-    /// How the plugin is reached, Istio's two settings taken into account.
+    /// Returns the mode of the installation; `auto` defers to Istio's two settings.
     pub fn mode(&self) -> Mode {
         match self.cni_mode {
             Mode::Auto if !self.chained_cni_plugin => Mode::Standalone,
@@ -73,7 +73,7 @@ impl InstallArgs {
         }
     }
 
-    /// Desired content of the directory of configurations.
+    /// Returns the desired content of the directory of network configurations.
     pub fn desired(&self, run_dir: &Path, exclude_namespaces: &[String]) -> DesiredConfig {
         let named = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
         let net_dir = self.host_cni_net_dir.clone().unwrap_or_else(|| {

@@ -1,4 +1,4 @@
-//! Desired content of the directory of network configurations, and the changes to reach it. Pure.
+//! Plans the content of the directory of network configurations, and the changes to reach it. Pure.
 //!
 //! Every pass compares the whole directory with its desired content, without a memory of earlier passes: Ambit's files
 //! and entries are recognized by their content. So an agent that was replaced, killed or started in another mode
@@ -20,11 +20,11 @@ use ambit_cni_conf::{
 
 use super::{action::Action, entry::Entry, mode::Mode};
 
-/// Time for which Ambit's configuration outlives the primary CNI's. Some CNIs remove theirs while they restart, when
-/// pods wait in the plugin. After that, the node must not appear to have a network.
+/// Time for which Ambit's configuration outlives the primary CNI's: some CNIs remove theirs while they restart, and new
+/// pods then wait in the plugin. After that, Ambit's is removed, since it would make the node appear to have a network.
 pub const GRACE_WITHOUT_PRIMARY: Duration = Duration::from_secs(30);
 
-/// Names of our own configuration, in order of preference: one must come before the primary's.
+/// Names of Ambit's own configuration in order of preference: the first that sorts before the primary's is used.
 const NAMES: [&str; 4] = [
     "02-ambit-cni.conflist",
     "00-ambit-cni.conflist",
@@ -32,57 +32,57 @@ const NAMES: [&str; 4] = [
     "!ambit-cni.conflist",
 ];
 
-/// Name of our own configuration in standalone mode.
+/// Name of Ambit's own configuration in standalone mode.
 const STANDALONE_NAME: &str = "YYY-ambit-cni.conf";
 
-/// Plugins that read configurations from the directory in which they are configured, so that an owned configuration
-/// could call itself.
+/// Plugins that read the directory in which they are configured themselves, so that an owned configuration could make
+/// Ambit's plugin call itself.
 const READS_DIRECTORY: [&str; 3] = ["multus", "multus-shim", "genie"];
 
-/// Desired content of the directory.
+/// Desired content of the directory of network configurations.
 #[derive(Clone, Debug)]
 pub struct DesiredConfig {
-    /// Mode of chaining the plugin.
+    /// Mode in which the runtime calls the plugin.
     pub mode: Mode,
-    /// Only file name to accept as the primary configuration.
+    /// Name of the primary configuration; `None`: the first usable file.
     pub primary: Option<String>,
-    /// The name of our own configuration, if it must be a certain one.
+    /// Preferred name of Ambit's own configuration; it must sort before the primary's.
     pub own_name: Option<String>,
-    /// Permissions of our own configuration.
+    /// Permissions of Ambit's own configuration.
     pub file_mode: u32,
-    /// Configuration of the plugin.
+    /// Settings in the configuration of Ambit's plugin.
     pub entry: Entry,
 }
 
-/// Plan of one pass over the directory.
+/// Changes of the directory, and the state that they lead to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Changes, in order.
+    /// Changes of files, in the order to carry them out.
     pub actions: Vec<Action>,
-    /// State after the actions.
+    /// State of the installation after the changes.
     pub state: State,
-    /// Time until the next check without events.
+    /// Delay of the next check, if it is needed before the regular one.
     pub look_again: Option<Duration>,
 }
 
-/// Whether pods that start now reach the plugin.
+/// State of the installation: whether the runtime calls the plugin for pods that start now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// New pods use the plugin.
+    /// The runtime calls the plugin for new pods.
     Installed {
-        /// Resolved mode, never `Auto`.
+        /// Mode in which the plugin is called, never `Auto`.
         mode: Mode,
-        /// The primary's file, or ours in standalone mode.
+        /// Name of the file that has the plugin: the primary's, or Ambit's own.
         file: String,
     },
-    /// New pods do not use the plugin yet.
+    /// The runtime does not call the plugin yet, for this reason.
     Waiting(String),
-    /// Incomplete file; the earlier state stays.
+    /// A file is still being written; the previous state remains valid.
     Settling,
 }
 
-/// Compares the directory with its desired content. `absent` is the time since when there has been no primary
-/// configuration.
+/// Compares the directory's files with the desired content. `absent` is the time since a primary configuration last
+/// existed.
 pub fn plan(files: &[ConfFile], desired: &DesiredConfig, absent: Duration) -> Plan {
     if desired.mode == Mode::Standalone {
         return standalone(files, desired);
@@ -107,7 +107,7 @@ pub fn plan(files: &[ConfFile], desired: &DesiredConfig, absent: Duration) -> Pl
     }
 }
 
-/// Returns the changes that uninstall Ambit from the directory.
+/// Returns the changes that remove Ambit's files and entries from the directory.
 pub fn removal(files: &[ConfFile]) -> Vec<Action> {
     tidy(files, None, None)
 }
@@ -176,8 +176,8 @@ fn with_primary(
     }
 }
 
-/// Plans for a directory without a primary configuration: Ambit's files stay for [`GRACE_WITHOUT_PRIMARY`], so that the restart of
-/// the node's network is not blocked.
+/// Plans for a directory without a primary configuration: Ambit's files stay for [`GRACE_WITHOUT_PRIMARY`], so that a
+/// restart of the primary CNI is not mistaken for its removal.
 fn without_primary(files: &[ConfFile], desired: &DesiredConfig, absent: Duration) -> Plan {
     let why = match &desired.primary {
         Some(name) => format!("there is no usable network configuration {name}"),
@@ -223,7 +223,8 @@ fn reads_directory(network: &Network) -> bool {
     kinds.any(|kind| READS_DIRECTORY.contains(&kind))
 }
 
-/// Returns an unused name that sorts before the primary's.
+/// Returns a name for Ambit's own configuration that sorts before the primary's and is no foreign file's; `None` if
+/// there is none.
 fn own_name(files: &[ConfFile], desired: &DesiredConfig, primary: &str) -> Option<String> {
     let is_foreign = |name: &str| {
         let there = files.iter().find(|file| file.name == name);
@@ -260,7 +261,7 @@ fn write(file: &ConfFile, text: String) -> Action {
     }
 }
 
-/// Removes Ambit's entry from every list but `chained`, and every file of Ambit but `own`.
+/// Returns the changes that remove Ambit's entry from every list but `chained`, and every file of Ambit but `own`.
 fn tidy(files: &[ConfFile], chained: Option<&str>, own: Option<&str>) -> Vec<Action> {
     let mut actions = Vec::new();
     for file in files {

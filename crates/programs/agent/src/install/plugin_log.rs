@@ -1,4 +1,4 @@
-//! Socket for the plugin's log lines, which the agent writes to its own log.
+//! Socket to which the plugin sends its log lines; the agent writes them to its own log.
 
 use std::{fs, io, os::unix::fs::PermissionsExt as _, path::Path};
 
@@ -10,10 +10,10 @@ use ambit_rt::{
 use serde::Deserialize;
 use tokio::net::UnixListener;
 
-/// The socket in the run directory.
+/// Name of the socket in the run directory.
 const SOCKET: &str = "log.sock";
 
-/// Log scope of the plugin's lines.
+/// Log scope under which the plugin's lines are written.
 const SCOPE: &str = "cni-plugin";
 
 #[derive(Debug, Deserialize)]
@@ -26,7 +26,7 @@ struct Line {
     msg: String,
 }
 
-/// Serves the socket until the drain starts. Without it the lines are in the plugin's file only.
+/// Serves the socket until the drain starts. If it cannot be bound, the lines are in the plugin's file only.
 pub fn start(run_dir: &Path, drain: DrainWatcher) {
     match bind(run_dir) {
         Ok(listener) => drop(spawn("plugin log", run(listener, drain))),
@@ -37,7 +37,7 @@ pub fn start(run_dir: &Path, drain: DrainWatcher) {
     }
 }
 
-/// Binds the socket, in place of an earlier agent's.
+/// Binds the socket, replacing an earlier agent's file.
 fn bind(run_dir: &Path) -> io::Result<UnixListener> {
     let path = run_dir.join(SOCKET);
     match fs::remove_file(&path) {

@@ -1,5 +1,5 @@
-//! The installation in real directories with inotify, and a runtime that calls the installed plugin: by the first
-//! configuration of the directory, read at each call.
+//! Tests the installation in real directories with inotify, and with a runtime that calls the installed plugin: by the
+//! first configuration of the directory, read at each call.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Primary plugin that records its call and assigns an address.
+/// Shell script of a primary plugin that records its call and assigns an address.
 const SCRIPT: &str = r#"#!/bin/sh
 cat > /dev/null
 echo "$CNI_COMMAND $(basename "$0")" >> "$(dirname "$0")/../calls"
@@ -23,7 +23,7 @@ struct Flags {
     install: InstallArgs,
 }
 
-/// Directories of a node, with a running installation, if any.
+/// Directories of a node, on which the installation may be running.
 struct Node {
     dir: tempfile::TempDir,
     readiness: Readiness,
@@ -92,7 +92,7 @@ impl Node {
         fs::read_to_string(self.path("net.d").join(file)).ok()
     }
 
-    /// The plugins of the first configuration.
+    /// Returns the plugins of the first network configuration, which a runtime would use.
     fn in_force(&self) -> Vec<String> {
         let files = directory::read(&self.path("net.d")).unwrap();
         let first = files.iter().find_map(|file| file.network().ok());
@@ -109,7 +109,7 @@ impl Node {
             .await;
     }
 
-    /// Calls the only plugin of the list for a pod, as a runtime does.
+    /// Calls the only plugin of the first network configuration for a pod, as a runtime does.
     fn runtime(&self, command: &str, namespace: &str) -> Result<(), Value> {
         let files = directory::read(&self.path("net.d")).unwrap();
         let network = files.iter().find_map(|file| file.network().ok()).unwrap();

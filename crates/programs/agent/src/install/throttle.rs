@@ -1,15 +1,15 @@
-//! Rate limit of changes: increasing delays while another process reverts them.
+//! Rate limit of changes to the network configurations: delays increase while another process reverts them.
 
 use std::time::{Duration, Instant};
 
-/// Time window of the limit.
+/// Time without changes after which they count anew.
 const WINDOW: Duration = Duration::from_secs(10);
-/// Number of changes that count as normal, since a starting CNI writes its configuration several times.
+/// Number of successive changes without delay, since a starting CNI writes its configuration several times.
 const ORDINARY: u32 = 5;
-/// Initial and maximum delay while another process reverts the changes.
+/// Initial and maximum delay of further changes.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// Rate limit of configuration changes.
+/// Rate limit of changes to the network configurations.
 #[derive(Debug, Default)]
 pub struct Throttle {
     last: Option<Instant>,
@@ -17,14 +17,14 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// Returns the earliest time of the next change.
+    /// Returns the earliest time of the next change; `None` while changes are not delayed.
     pub fn not_before(&self) -> Option<Instant> {
         let quarrel = self.in_a_row.checked_sub(ORDINARY)?;
         let pause = PAUSE.0 * 2u32.saturating_pow(quarrel.min(10));
         Some(self.last? + pause.min(PAUSE.1))
     }
 
-    /// Counts a change. Returns true when it exceeds the limit.
+    /// Counts a change. Returns true when changes begin to be delayed.
     pub fn changed(&mut self, now: Instant) -> bool {
         let pause = self.not_before().zip(self.last);
         let pause = pause.map_or(Duration::ZERO, |(until, last)| until - last);

@@ -1,4 +1,4 @@
-//! Decision of a terminating agent whether to uninstall the plugin. Pure.
+//! Decides whether a terminating agent uninstalls the plugin. Pure.
 //!
 //! An agent is replaced far more often than it is removed: its plugin must stay then, or pods would start uncaptured
 //! until the next agent runs. The `DaemonSet` distinguishes the two:
@@ -15,29 +15,29 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 
-/// Result of looking up our `DaemonSet`.
+/// Result of reading the agent's `DaemonSet`.
 #[derive(Debug)]
 pub enum Lookup {
     /// The `DaemonSet` exists.
     Found(Box<DaemonSet>),
     /// The `DaemonSet` does not exist.
     Absent,
-    /// The API server denies the request with this status.
+    /// The API server denied the request with this HTTP status.
     Refused(u16),
-    /// The API server does not respond, or responds with an error.
+    /// The API server did not respond, or failed.
     Unreachable(String),
 }
 
-/// Decision about the plugin, with the reason.
+/// Decision whether to uninstall the plugin, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// The plugin stays for the next agent.
     Keep(String),
-    /// The plugin is removed.
+    /// The plugin is uninstalled.
     Remove(String),
 }
 
-/// Decides about uninstalling; `node` is the own node, if it was readable.
+/// Decides whether to uninstall the plugin; `node` is this node's object, if it could be read.
 pub fn decide(lookup: &Lookup, node: Option<&Node>) -> Decision {
     match lookup {
         Lookup::Found(set) if set.metadata.deletion_timestamp.is_some() => {
@@ -57,15 +57,16 @@ pub fn decide(lookup: &Lookup, node: Option<&Node>) -> Decision {
     }
 }
 
-/// Whether the plugin's file may be removed with its configuration. Some runtimes store the list that a pod was started
-/// with, and call each of its plugins at the pod's end: these need the file. Containerd calls the current list.
+/// Whether the plugin's executable may be removed with its configuration. Some runtimes store the plugin list that a
+/// pod was started with, and call its plugins again when the pod ends, so they need the executable; containerd uses the
+/// current list.
 pub fn file_may_go(node: Option<&Node>) -> bool {
     let status = node.and_then(|node| node.status.as_ref());
     let info = status.and_then(|status| status.node_info.as_ref());
     info.is_some_and(|info| info.container_runtime_version.starts_with("containerd://"))
 }
 
-/// Whether the set's pods may run on the node: its selector, and its required affinity.
+/// Whether the `DaemonSet` schedules a pod on the node, by its node selector and required node affinity.
 fn wants(set: &DaemonSet, node: &Node) -> bool {
     let spec = set
         .spec

@@ -1,4 +1,4 @@
-//! Notification of changes in watched directories.
+//! Watches directories for changes by inotify.
 
 use std::{path::Path, sync::Arc};
 
@@ -8,14 +8,14 @@ use tokio::sync::Notify;
 
 use crate::membership;
 
-/// Watches directories until dropped.
+/// Watch on directories, which ends when dropped.
 #[derive(Debug)]
 pub(super) struct Watch(
     #[expect(dead_code, reason = "watches while it lives")] Option<RecommendedWatcher>,
 );
 
 impl Watch {
-    /// Starts watching. Directories that cannot be watched are only polled.
+    /// Starts watching; `changed` is notified of every change. Directories that cannot be watched are only polled.
     pub(super) fn new(directories: &[&Path], changed: Arc<Notify>) -> Self {
         let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
             if event.is_ok_and(|event| concerns(&event)) {

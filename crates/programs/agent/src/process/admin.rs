@@ -1,4 +1,4 @@
-//! The agent's servers over TCP: metrics and reports, health.
+//! TCP servers of the agent: metrics and reports on one port, health on another.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::{
     plugin::{self, Calls},
 };
 
-/// Serves metrics and reports, and health, on the configured addresses until the drain starts.
+/// Serves metrics, reports and health on the configured addresses until the drain starts.
 pub(super) async fn serve(
     args: &Args,
     registry: Arc<Registry>,

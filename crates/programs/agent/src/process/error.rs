@@ -1,4 +1,4 @@
-//! Errors that end the agent.
+//! Errors that end the agent's process.
 
 use std::{io, path::PathBuf};
 
@@ -8,16 +8,16 @@ use ambit_rt::{http::ListenError, logging::LoggingError};
 
 use crate::{actions::ActionError, config::ConfigError, status::dir::StatusError};
 
-/// Error that ends the agent.
+/// Fatal error of the agent's process.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The settings are invalid.
     #[error("the settings cannot be used")]
     Config(#[from] ConfigError),
-    /// The supervisor failed.
+    /// The worker cannot connect to its supervisor.
     #[error("cannot follow the supervisor")]
     Supervisor(#[from] SupervisorError),
-    /// Variables of OpenTelemetry are wrong or not supported.
+    /// Environment variables of OpenTelemetry are invalid or not supported.
     #[error("cannot export metrics and logs")]
     Export(#[from] SettingsError),
     /// Logging could not be set up.
@@ -38,19 +38,19 @@ pub enum RunError {
     /// A port could not be opened.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The status of pods cannot be written.
+    /// The directory for pods' status cannot be used.
     #[error("cannot keep the pods' status")]
     Status(#[from] StatusError),
-    /// The source of pods failed.
+    /// The manifests cannot be read.
     #[error("cannot follow the manifests")]
     Source(#[from] ambit_manifests::OpenError),
     /// The client of the API server cannot be created.
     #[error("cannot follow the Kubernetes API")]
     Client(#[from] ambit_kube_kit::ClientError),
-    /// The source has ended.
+    /// The source of pods ended unexpectedly.
     #[error("the source of pods and namespaces has ended")]
     SourceEnded,
-    /// The node's probe rule cannot be installed.
+    /// The node's probe rules cannot be installed.
     #[error("cannot prepare the node")]
     Host(#[source] ActionError),
 }

@@ -1,5 +1,5 @@
-//! Executes the effects of the enrolment and reports their outcomes to it. Each kind of work has an executor of its
-//! own, with the order and the parallelism that it needs.
+//! Carries out the effects of the enrolment state machine and reports their outcomes to it. Each kind of work has its
+//! own executor, with the order and the concurrency that it needs.
 
 mod pre_capture;
 mod probes;
@@ -33,10 +33,10 @@ use crate::{
 
 pub(super) use self::{probes::ProbeExecutor, proxies::ProxyExecutor};
 
-/// Maximum concurrent blocking steps.
+/// Maximum steps that block a thread concurrently.
 const PARALLEL_STEPS: usize = 8;
 
-/// Runs the steps of the enrolment.
+/// Carries out the effects of the enrolment state machine.
 pub(super) struct Executor<A> {
     pub(super) proxies: ProxyExecutor,
     pub(super) probes: ProbeExecutor,
@@ -50,7 +50,7 @@ pub(super) struct Executor<A> {
 }
 
 impl<A: Actions> Executor<A> {
-    /// Creates an executor that reports through `events`.
+    /// Creates an executor that reports outcomes through `events`.
     pub(super) fn new(
         actions: Arc<A>,
         zds: Zds,

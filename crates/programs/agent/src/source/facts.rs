@@ -1,4 +1,4 @@
-//! Attributes of a pod object that enrolment needs, and no others, so that a node's pods take little memory.
+//! Extracts the attributes of a pod that enrolment needs, and no others, so that a node's pods take little memory.
 
 use std::net::IpAddr;
 
@@ -12,9 +12,9 @@ use super::{
     probe_ports::{ProbedContainer, probe_ports},
 };
 
-/// Annotation of the kubelet on the mirror of a static pod, with the name of its cgroup.
+/// Annotation by which kubelet gives the cgroup name of a static pod on its mirror pod.
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
-/// Domains of annotations that enrolment reads.
+/// Domains of the annotations that enrolment reads.
 const DOMAINS: [&str; 2] = ["istio.io/", "ambit.io/"];
 
 /// Fields of a pod's spec that enrolment reads.
@@ -44,7 +44,7 @@ struct PodIp {
     ip: String,
 }
 
-/// Extracts the facts of a pod object.
+/// Extracts the attributes of a complete pod object.
 pub(super) fn of_pod(pod: &Pod) -> Option<PodView> {
     let spec = pod.spec.as_ref();
     let status = pod.status.as_ref();
@@ -73,7 +73,7 @@ pub(super) fn of_pod(pod: &Pod) -> Option<PodView> {
     )
 }
 
-/// Returns the pod's attributes; `None` without a uid, since no kubelet knows such a pod.
+/// Extracts the attributes of a pod; `None` without a UID, since kubelet runs no such pod.
 pub(super) fn view(metadata: &ObjectMeta, spec: &Spec, status: &PodStatus) -> Option<PodView> {
     let uid = metadata.uid.as_deref().filter(|uid| !uid.is_empty())?;
     let annotations = metadata.annotations.iter().flatten();
@@ -112,8 +112,8 @@ pub(super) fn view(metadata: &ObjectMeta, spec: &Spec, status: &PodStatus) -> Op
     })
 }
 
-/// Whether labels and annotations are unchanged since the object was created, by the API server's own record of
-/// changes. What is changed through subresources (status) counts where it is a label.
+/// Whether labels and annotations are unchanged since the object's creation, according to `managedFields`. Changes
+/// through the status subresource count only if they concern a label.
 fn is_unchanged(metadata: &ObjectMeta) -> bool {
     let Some(created) = &metadata.creation_timestamp else {
         return false;

@@ -1,4 +1,4 @@
-//! Pods of this node, and namespaces, from the API server.
+//! Source of this node's pods, and of namespaces, from the API server.
 //!
 //! While the API server is unavailable, the known state stays. At a start without it, the agent restores the previous
 //! agent's last known state ([`LastKnown`]): captured pods are served, and later changes follow when the API server
@@ -30,10 +30,10 @@ use last_known::LastKnown;
 
 /// Timeout for the API server's initial lists, after which the agent uses the last known state.
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
-/// Minimum interval of writing the state.
+/// Minimum interval between writes of the state file.
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
 
-/// Removes the state stored for a next agent, since none follows.
+/// Removes the state file when the agent is uninstalled, since no agent follows.
 pub fn forget(run_dir: &Path) {
     last_known::remove(run_dir);
 }
@@ -41,7 +41,7 @@ pub fn forget(run_dir: &Path) {
 /// Pod with only the fields that enrolment reads, so that lists take little memory.
 type SlimPod = Object<Spec, PodStatus>;
 
-/// The API server, seen from one node.
+/// Source that watches the API server for one node.
 #[derive(Debug)]
 pub struct KubernetesSource {
     pods: Watch<SlimPod, PodView>,
@@ -54,7 +54,7 @@ pub struct KubernetesSource {
 }
 
 impl KubernetesSource {
-    /// Watches the pods of `node`, and of namespaces the labels with these `keys`. State is stored in `run_dir`.
+    /// Watches the pods of `node`, and the labels with these `keys` of all namespaces. The state file is in `run_dir`.
     pub fn new(client: Client, node: &str, keys: BTreeSet<String>, run_dir: &Path) -> Self {
         let pods: Api<SlimPod> = Api::all_with(client.clone(), &ApiResource::erase::<Pod>(&()));
         let of_node = watch::config().fields(&format!("spec.nodeName={node}"));
@@ -126,20 +126,20 @@ impl PodSource for KubernetesSource {
     }
 }
 
-/// Events that have been sent, and those still to be confirmed.
+/// State of the events that were sent, and of the API server's lists that must confirm them.
 #[derive(Debug)]
 struct Progress {
     known: LastKnown,
-    /// State of the previous agent, until it is taken up or not needed.
+    /// State of the previous agent; taken when it is restored or not needed any more.
     before: Option<LastKnown>,
-    /// Pods taken from the earlier state and not confirmed by a list.
+    /// Pods restored from the previous agent's state that no list of the API server has confirmed yet.
     unconfirmed_pods: BTreeSet<PodUid>,
     unconfirmed_namespaces: BTreeSet<ArcStr>,
     pods_listed: bool,
     namespaces_listed: bool,
     synced: bool,
     trouble: Option<String>,
-    /// Whether [`SourceEvent::Recorded`] was sent, or there is no record.
+    /// Whether [`SourceEvent::Recorded`] was sent, or the previous agent left no state.
     recorded: bool,
 }
 
@@ -158,7 +158,7 @@ impl Progress {
         }
     }
 
-    /// Returns the previous agent's state on the first call.
+    /// Returns the record event with the previous agent's state, on the first call only.
     fn record(&mut self) -> Option<SourceEvent> {
         if std::mem::replace(&mut self.recorded, true) {
             return None;
@@ -244,7 +244,7 @@ impl Progress {
         events
     }
 
-    /// Restores the previous agent's state, as far as nothing newer was sent.
+    /// Returns events that restore the previous agent's state, except for objects that the API server has sent already.
     fn recall(&mut self, why: &str) -> Vec<SourceEvent> {
         if self.synced {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Pods and namespaces from directories of manifests.
+//! Source of this node's pods, and of namespaces, from directories of manifests.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use ambit_zds::PodUid;
 
 use super::{PodSource, SourceEvent, facts};
 
-/// Directories of manifests, seen from one node.
+/// Source that watches directories of manifests for one node.
 #[derive(Debug)]
 pub struct ManifestSource {
     dirs: ManifestDirs,
@@ -20,7 +20,7 @@ pub struct ManifestSource {
 }
 
 impl ManifestSource {
-    /// Follows `directories`, later ones laid over earlier ones, for the pods of `node`.
+    /// Reads and watches `directories`, of which later ones override earlier ones, for the pods of `node`.
     ///
     /// # Errors
     /// When a directory cannot be read.
@@ -39,11 +39,11 @@ impl PodSource for ManifestSource {
     }
 }
 
-/// View of which pods of the manifests belong to this node.
+/// Selects the pods of this node among the manifests' objects.
 #[derive(Debug)]
 struct NodeView {
     node: String,
-    /// Uids of this node's pods by object, since an object may come back with another uid.
+    /// UIDs of this node's pods by object, since a pod may be recreated with another UID.
     pods: BTreeMap<ObjectKey, PodUid>,
     problems: BTreeSet<Problem>,
     synced: bool,
@@ -127,7 +127,7 @@ impl NodeView {
     }
 }
 
-/// Returns the pod's attributes with the key's namespace, which a manifest may omit.
+/// Extracts the attributes of a pod, with the namespace of `key`, since a manifest may omit it.
 fn view(pod: &Pod, key: &ObjectKey) -> Option<super::PodView> {
     let mut view = facts::of_pod(pod)?;
     view.name.namespace = key.namespace.clone();

@@ -1,4 +1,4 @@
-//! Ports of a pod that kubelet calls: those of the containers' probes and lifecycle hooks.
+//! Determines the ports of a pod that kubelet calls: those of the containers' probes and lifecycle hooks.
 
 use std::collections::BTreeSet;
 
@@ -8,10 +8,11 @@ use k8s_openapi::{
 };
 use serde::Deserialize;
 
-/// Maximum exempt ports of one pod, each of which is a rule in the pod. Probes of further ports count as plaintext.
+/// Maximum exempt ports of one pod, each of which is a rule in the pod. Probes of further ports are treated as
+/// plaintext.
 const MAX_PROBE_PORTS: usize = 64;
 
-/// The probes and lifecycle hooks in a container's spec.
+/// Ports, probes and lifecycle hooks in a container's spec.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct ProbedContainer {
@@ -24,7 +25,7 @@ pub(super) struct ProbedContainer {
 }
 
 impl ProbedContainer {
-    /// Extracts the probe ports of a container.
+    /// Extracts ports, probes and lifecycle hooks from a complete container spec.
     pub(super) fn of(container: &Container) -> Self {
         Self {
             ports: container.ports.clone(),
@@ -49,7 +50,7 @@ impl ProbedContainer {
         probes.chain(hooks).filter_map(|port| self.number(&port))
     }
 
-    /// Resolves a port like kubelet: by its name in this container, or as a number in a string.
+    /// Resolves a port like kubelet: by its name in this container, or as a number, also in a string.
     fn number(&self, port: &IntOrString) -> Option<u16> {
         let number = match port {
             IntOrString::Int(number) => *number,
@@ -66,7 +67,7 @@ impl ProbedContainer {
     }
 }
 
-/// Returns the port of a probe; `None` for commands.
+/// Returns the port of a probe; `None` for probes that run a command.
 fn port_of_probe(probe: &Probe) -> Option<IntOrString> {
     let http = probe.http_get.as_ref().map(|http| http.port.clone());
     let tcp = probe.tcp_socket.as_ref().map(|tcp| tcp.port.clone());
@@ -79,7 +80,7 @@ fn port_of_hook(hook: &LifecycleHandler) -> Option<IntOrString> {
     http.or_else(|| Some(hook.tcp_socket.as_ref()?.port.clone()))
 }
 
-/// Returns the probed ports of all containers; of init containers only sidecars count.
+/// Returns the probed ports of all containers; init containers count only if they are sidecars.
 pub(super) fn probe_ports(
     containers: &[ProbedContainer],
     init_containers: Option<&[ProbedContainer]>,

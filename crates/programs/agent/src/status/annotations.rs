@@ -1,4 +1,5 @@
-//! Due writes of annotations: desired and observed value of each pod, and writes in flight or delayed. Pure.
+//! Schedules writes of pods' status annotations from their desired and observed values, and from the writes in flight
+//! or delayed. Pure.
 
 use std::{
     collections::BTreeMap,
@@ -10,14 +11,15 @@ use ambit_zds::PodUid;
 
 use crate::source::Status;
 
-/// First and longest pause after a failure.
+/// Initial and maximum retry delay after a failed write.
 const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// Delay after a write, in which older versions of the object may arrive and other writers are not raced.
+/// Delay after a write, since events about older versions of the object may still arrive, and to avoid a race with
+/// other writers.
 const SETTLE_DELAY: Duration = Duration::from_secs(2);
-/// Maximum concurrent writes.
+/// Maximum concurrent writes of annotations.
 const MAX_CONCURRENT_WRITES: usize = 8;
 
-/// Patch of one annotation.
+/// Write of a pod's status annotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Patch {
     pub(super) uid: PodUid,
@@ -25,11 +27,11 @@ pub(super) struct Patch {
     pub(super) status: Status,
 }
 
-/// Outcome of a write.
+/// Outcome of writing an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteOutcome {
     Done,
-    /// The pod no longer exists.
+    /// The pod to annotate no longer exists.
     NoPod,
     Failed,
 }
@@ -40,20 +42,20 @@ struct Entry {
     desired: Option<Status>,
     observed: Option<Status>,
     writing: bool,
-    /// The last writing failed.
+    /// Whether the last write failed.
     failed: bool,
     not_before: Option<Instant>,
     pause: Duration,
 }
 
-/// The pods of this node.
+/// Desired and observed status annotations of this node's pods.
 #[derive(Debug, Default)]
 pub(super) struct PodAnnotations {
     pods: BTreeMap<PodUid, Entry>,
 }
 
 impl PodAnnotations {
-    /// Sets the desired annotation. Only the latest counts.
+    /// Sets the desired value of a pod's annotation.
     pub(super) fn desire(&mut self, uid: PodUid, pod: PodName, status: Status) {
         if status == Status::None && !self.pods.contains_key(&uid) {
             // Its object is gone, and the annotation with it.
@@ -65,7 +67,7 @@ impl PodAnnotations {
         entry.pause = RETRY_DELAY.0;
     }
 
-    /// Records the observed annotation.
+    /// Records the value of a pod's annotation as observed by the source.
     pub(super) fn observed(&mut self, uid: PodUid, pod: PodName, status: Status) {
         self.entry(uid, pod).observed = Some(status);
     }
@@ -96,7 +98,7 @@ impl PodAnnotations {
         })
     }
 
-    /// Returns the patches that are due.
+    /// Returns the writes that are due now, and marks them as in flight.
     pub(super) fn due(&mut self, now: Instant) -> Vec<Patch> {
         let mut room =
             MAX_CONCURRENT_WRITES - self.pods.values().filter(|entry| entry.writing).count();
@@ -119,7 +121,7 @@ impl PodAnnotations {
         patches
     }
 
-    /// Returns when [`Self::due`] may have patches without a new event.
+    /// Returns when [`Self::due`] may return writes without a new event.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let waiting = self.pods.values().filter(|entry| entry.pending().is_some());
         waiting.filter_map(|entry| entry.not_before).min()

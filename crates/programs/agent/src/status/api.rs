@@ -1,5 +1,5 @@
-//! Status through the API server: a merge patch of the annotation, and events on pods that cannot
-//! be enrolled. One task does it all; no caller waits for it.
+//! Writes pods' status through the API server: the annotation by a merge patch, and events on pods that cannot be
+//! enrolled. A single task does so; no caller waits for it.
 
 use std::{
     collections::BTreeMap,
@@ -22,15 +22,15 @@ use tokio::sync::mpsc;
 use super::annotations::{Patch, PodAnnotations, WriteOutcome};
 use crate::source::Status;
 
-/// The reason of events on pods that cannot be enrolled.
+/// Reason of the events on pods that cannot be enrolled.
 pub const ENROLMENT_FAILED: &str = "AmbitEnrolmentFailed";
-/// The reason of events on pods that could not be enrolled before, and now are.
+/// Reason of the events on pods that could not be enrolled before, and are now.
 pub const ENROLLED: &str = "AmbitEnrolled";
 /// Time after which the same failure of a pod is reported again.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(300);
-/// Maximum length of a note in the API server.
+/// Maximum length of an event's note, which the API server limits.
 const MAX_NOTE: usize = 1000;
-/// Timeout of a write, after which it is retried.
+/// Timeout of one write, which is then retried.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(15);
 
 #[derive(Debug)]
@@ -42,12 +42,12 @@ enum Order {
     Report(PodUid, PodName, Option<String>),
 }
 
-/// Handle that records what is to be written.
+/// Handle of the task that writes annotations and events.
 #[derive(Clone, Debug)]
 pub struct ApiStatus(mpsc::UnboundedSender<Order>);
 
 impl ApiStatus {
-    /// Starts the task that writes for `node`.
+    /// Starts the task for the pods of `node`.
     pub fn start(client: Client, node: &str) -> Self {
         let (sender, orders) = mpsc::unbounded_channel();
         let reporter = Reporter {
@@ -94,7 +94,7 @@ struct Writer {
     client: Client,
     recorder: Recorder,
     annotations: PodAnnotations,
-    /// Last reports about pods, with their times.
+    /// Failure last reported by an event for each pod, with the time.
     reported: BTreeMap<PodUid, (String, Instant)>,
 }
 
@@ -186,7 +186,7 @@ fn event(type_: EventType, reason: &str, mut note: String) -> Event {
     }
 }
 
-/// Advice for operators about a failure.
+/// Returns advice for operators about a failure, for the event's note.
 fn advice(text: &str) -> &'static str {
     if text.contains("no node proxy") {
         "See whether the node proxy's pod (app=ztunnel) runs on this node; the pod is tried again \

@@ -1,4 +1,4 @@
-//! Status of pods as manifests that are merged into the pods' own.
+//! Writes pods' status to a directory, as manifests that are merged into the pods' own.
 //!
 //! One file a pod, `<namespace>.<pod>.yaml`, with nothing but the annotation. The agents of several nodes may share a
 //! directory, and a pod may come back under its name with another uid or on another node: the first line names the pod
@@ -17,14 +17,14 @@ use ambit_zds::PodUid;
 
 use crate::source::Status;
 
-/// A directory of status manifests.
+/// Directory of manifests with the status of pods.
 #[derive(Debug)]
 pub struct StatusDir {
     dir: PathBuf,
     node: String,
 }
 
-/// A status that could not be written.
+/// Error of writing the status of a pod.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write its status to {path}")]
 pub struct StatusError {
@@ -34,7 +34,7 @@ pub struct StatusError {
 }
 
 impl StatusDir {
-    /// Uses `dir` for the pods of `node`, making it if need be.
+    /// Opens the directory `dir` for the pods of `node`; creates it if it does not exist.
     ///
     /// # Errors
     /// When it cannot be made.
@@ -48,7 +48,7 @@ impl StatusDir {
         Ok(Self { dir, node })
     }
 
-    /// Writes the status of a pod, or removes it. Blocks.
+    /// Writes or removes a pod's status. Blocks.
     ///
     /// # Errors
     /// When the directory cannot be written.
@@ -70,7 +70,7 @@ impl StatusDir {
             .map_err(|source| StatusError { path, source })
     }
 
-    /// Removes the status of every pod of this node but these. Blocks.
+    /// Removes the status of all pods of this node except those to `keep`. Blocks.
     ///
     /// # Errors
     /// When the directory cannot be read or written.

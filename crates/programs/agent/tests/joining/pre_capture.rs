@@ -1,5 +1,4 @@
-//! Connections from before a pod's capture: closed where the pod should have waited for it, and only
-//! there.
+//! Tests that pre-capture connections are closed if the pod should have waited for its capture, and only then.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
@@ -20,7 +19,7 @@ use crate::{
 
 const CREATED: &str = "2026-01-01T10:00:00Z";
 
-/// Both ends of a connection.
+/// Client and server socket of a connection.
 struct Pair(TcpStream, TcpStream);
 
 impl Pair {
@@ -62,18 +61,18 @@ impl Pair {
     }
 }
 
-/// Connections that a pod has open before it is captured.
+/// Connections of a pod that are opened before its capture.
 struct Open {
     outbound: Pair,
     inbound: Pair,
-    /// Connection from the node to the pod's probe port, and to another port.
+    /// Connection from the node to the pod's probe port.
     from_node: Pair,
     from_node_elsewhere: Pair,
     within: Pair,
 }
 
 impl Open {
-    /// `peer` is another pod of the node.
+    /// Opens the connections; `peer` is another pod of the node.
     fn of(cluster: &Cluster, pod: &Pod, peer: &Pod) -> Self {
         let node = &cluster.node.namespace;
         let run = |namespace: &Namespace, words: &[&str]| {
@@ -131,7 +130,8 @@ impl Cluster {
         lines.find_map(|line| line.strip_prefix(name).map(str::to_owned))
     }
 
-    /// A running pod with the label that brings it in, which it was given at its creation or later.
+    /// Publishes a running pod with the label that makes it a mesh pod; `labelled_at` is the time at which the label
+    /// was set.
     fn publish_opted_in(&self, pod: &Pod, labelled_at: &str) {
         let fields = json!({"f:metadata": {"f:labels": {"f:istio.io/dataplane-mode": {}}}});
         self.server.put(

@@ -1,4 +1,4 @@
-//! A node with the real agent, and pods as namespaces.
+//! Node of network namespaces for tests, with the agent's executable and pods.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ pub struct Node {
     pub dir: tempfile::TempDir,
     agent: Option<Child>,
     args: Vec<String>,
-    /// Environment of agents beside that of the test.
+    /// Environment variables of the agent besides those of the test.
     pub env: Vec<(&'static str, &'static str)>,
 }
 
@@ -72,7 +72,7 @@ impl Node {
         self.start_agent_with(&[&args, more].concat(), "127.0.0.1:8000");
     }
 
-    /// Starts an agent and waits until it is ready.
+    /// Starts an agent with these arguments, and waits until it is ready.
     pub fn start_agent_with(&mut self, args: &[&str], health: &str) {
         let text = |name: &str| self.path(name).to_str().unwrap().to_owned();
         let mut command = Command::new(env!("CARGO_BIN_EXE_ambit-agent"));
@@ -97,12 +97,12 @@ impl Node {
         });
     }
 
-    /// Takes the running agent out, so that another can be started.
+    /// Returns the running agent and forgets it, so that another can be started.
     pub fn take_agent(&mut self) -> Child {
         self.agent.take().unwrap()
     }
 
-    /// Kills the agent by signal 9.
+    /// Kills the agent with SIGKILL.
     pub fn kill_agent(&mut self) {
         let mut agent = self.agent.take().unwrap();
         agent.kill().unwrap();
@@ -114,7 +114,7 @@ impl Node {
         self.start_agent(&args.iter().map(String::as_str).collect::<Vec<_>>());
     }
 
-    /// SIGTERM; returns whether it ended well.
+    /// Terminates the agent with SIGTERM; returns whether its exit code is 0.
     pub fn stop_agent(&mut self) -> bool {
         Self::terminate(self.take_agent())
     }
@@ -125,7 +125,7 @@ impl Node {
         agent.wait().unwrap().success()
     }
 
-    /// GET over TCP within the node; status 0 without a response.
+    /// Sends a GET request over TCP within the node; returns status 0 without a response.
     pub fn http(&self, address: &str, path: &str) -> (u16, String) {
         let stream = self
             .namespace
@@ -139,7 +139,7 @@ impl Node {
         })
     }
 
-    /// A request to the plugin's socket.
+    /// Sends a request to the plugin's socket.
     pub fn plugin(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let stream = UnixStream::connect(self.path("run/pluginevent.sock")).unwrap();
         let length = body.len();
@@ -162,7 +162,7 @@ impl Node {
         self.plugin("POST", "/cmdadd", &body)
     }
 
-    /// Namespace `shop`, in the mesh or not.
+    /// Writes the manifest of namespace `shop`, in the mesh or not.
     pub fn label(&self, ambient: bool) {
         let labels = if ambient {
             "{istio.io/dataplane-mode: ambient}"
@@ -181,7 +181,7 @@ impl Node {
         fs::rename(temporary, self.path("manifests").join(name)).unwrap();
     }
 
-    /// A pod's namespace, wired to the node, and nothing else yet.
+    /// Creates a pod's network namespace and connects it to the node, without publishing the pod.
     pub fn wire_pod(&self, name: &str) -> Pod {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed) + 1;
         // Uids must be this run's own: /proc shows the whole machine.
@@ -209,7 +209,7 @@ impl Node {
         }
     }
 
-    /// Publishes the pod; with its address if it is running.
+    /// Writes the pod's manifest; with the pod's address if it is running.
     pub fn publish_pod(&self, pod: &Pod, running: bool, labels: &BTreeMap<&str, &str>) {
         let Pod { name, uid, ip, .. } = pod;
         let labels: String = labels
@@ -247,7 +247,7 @@ impl Node {
         .unwrap();
     }
 
-    /// Returns the annotation of the pod, if any.
+    /// Returns the value of the pod's status annotation, if any.
     pub fn status(&self, pod: &Pod) -> Option<String> {
         let text =
             fs::read_to_string(self.path("status").join(format!("shop.{}.yaml", pod.name))).ok()?;
@@ -257,7 +257,7 @@ impl Node {
         value.map(str::to_owned)
     }
 
-    /// Addresses exempt from capture of probes.
+    /// Returns the addresses of the pods whose probes the node exempts.
     pub fn exempt(&self) -> Vec<String> {
         let members = redirection::host::members(self.namespace.netns(), &HostSpec::default());
         members
@@ -289,7 +289,7 @@ impl Drop for Node {
 }
 
 impl Pod {
-    /// Redirection is in place exactly as planned.
+    /// Whether the pod's redirection is exactly the desired one.
     pub fn is_redirected(&self) -> bool {
         let usual = RedirectionSpec {
             dns_capture: true,
@@ -302,7 +302,7 @@ impl Pod {
             .is_empty()
     }
 
-    /// Returns the rules that redirect new connections; an unenrolled pod may have others left, but none of these.
+    /// Returns the pod's nftables rules as text.
     pub fn rules(&self) -> String {
         let output = self.namespace.run("nft", ["list", "ruleset"]).unwrap();
         String::from_utf8(output.stdout).unwrap()

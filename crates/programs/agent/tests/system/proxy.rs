@@ -1,4 +1,4 @@
-//! A node proxy that opens no sockets: it only reports that it does.
+//! Scripted node proxy that acknowledges orders without opening sockets.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -16,18 +16,18 @@ use ambit_wire::zds_codec;
 use ambit_zds::{MAX_RECORD, ProxyEffect, ProxyEvent, ProxySide, WorkloadInfo};
 use tokio::sync::oneshot;
 
-/// Orders that the proxy has received, seen from outside.
+/// State of the scripted proxy, for assertions of the test.
 #[derive(Default)]
 pub struct Seen {
-    /// Pods that the proxy serves.
+    /// Pods that the proxy was ordered to serve.
     pub serves: BTreeMap<String, (NetnsId, WorkloadInfo)>,
-    /// Starts of these pods fail.
+    /// Pods that the proxy fails to serve.
     pub failing: BTreeSet<String>,
-    /// Number of complete snapshots.
+    /// Number of complete snapshots that the proxy received.
     pub snapshots: usize,
 }
 
-/// Running test proxy, which ends when dropped.
+/// Running scripted proxy, which ends when dropped.
 pub struct Proxy {
     pub seen: Arc<Mutex<Seen>>,
     stop: Option<oneshot::Sender<()>>,

@@ -1,4 +1,4 @@
-//! Functions that the plugin's tests share.
+//! Helpers that several test files of the plugin share.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Waits until the process sleeps in the kernel by itself.
+/// Waits until the process sleeps (`nanosleep`) between two of its retries.
 pub(crate) fn wait_until_asleep(pid: u32) {
     let deadline = Instant::now() + Duration::from_secs(10);
     let file = Path::new("/proc").join(pid.to_string()).join("wchan");

@@ -1,4 +1,4 @@
-//! Tests of decisions about connections during admission.
+//! Tests policy decisions about connections while they are admitted.
 
 use std::time::Duration;
 
@@ -55,8 +55,8 @@ fn tracked(pod: &Pod) -> (Tracked, Peer) {
     (pod.connections().inbound(shown, who.clone()), who)
 }
 
-/// Checks the race in which a policy is attached and connections are rechecked between authorizing a connection and
-/// adding it to the table.
+/// Checks the race in which a policy is attached, and connections are re-evaluated, between the authorization of a
+/// connection and its entry in the connection table.
 #[tokio::test]
 async fn policy_attached_during_admission_applies() {
     let state = SharedState::new(StateConfig::default());

@@ -1,31 +1,31 @@
-//! `PROXY_CONFIG` and the mesh configuration file, as far as a node proxy reads them.
+//! Parses `PROXY_CONFIG` and the mesh configuration file, of which a node proxy reads a few keys.
 
 use std::{collections::BTreeMap, io, path::Path};
 
 use ambit_rt::Env;
 use serde::Deserialize;
 
-/// Mesh configuration file.
+/// Path of the mesh configuration file.
 const MESH_CONFIG: &str = "./etc/istio/config/mesh";
 
-/// Error of a proxy configuration that cannot be read.
+/// Error of `PROXY_CONFIG` or the mesh configuration file.
 #[derive(Debug, thiserror::Error)]
 pub enum MeshConfigError {
-    /// Unreadable configuration file.
+    /// The mesh configuration file cannot be read.
     #[error("cannot read {MESH_CONFIG}")]
     Read(#[source] io::Error),
-    /// The YAML is invalid.
+    /// The text is not valid YAML of a proxy configuration.
     #[error("{origin} is not a proxy configuration")]
     Parse {
-        /// `PROXY_CONFIG` or the file.
+        /// Origin of the text: `PROXY_CONFIG` or the file.
         origin: &'static str,
-        /// Cause, with the position in the text.
+        /// Parse error, with the position in the text.
         #[source]
         source: Box<serde_saphyr::Error>,
     },
 }
 
-/// Keys of the file that are read; others are ignored.
+/// Keys of ProxyConfig that the node proxy reads; others are ignored.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct ProxyConfig {
@@ -43,7 +43,7 @@ struct MeshConfig {
 }
 
 impl ProxyConfig {
-    /// Returns `base` overridden by these settings.
+    /// Overrides the settings in `base` by those that are set here.
     fn over(self, mut base: Self) -> Self {
         base.proxy_metadata.extend(self.proxy_metadata);
         Self {

@@ -1,4 +1,4 @@
-//! Tests of settings from the environment, and of rejected values with the name of their variable.
+//! Tests settings from the environment, and that errors name the variable of a rejected value.
 
 use ambit_proxy::environment::SettingError;
 

@@ -1,5 +1,5 @@
-//! Hairpin: redirects connections that bypass the pod's waypoint to it, in a tunnel under the pod's
-//! identity that names the original peer. The waypoint delivers them like any others.
+//! Hairpin: redirects connections that bypass the pod's required waypoint to it, in a tunnel with the pod's certificate
+//! whose header lines name the original peer. The waypoint then delivers them like any others.
 
 use std::net::SocketAddr;
 
@@ -18,7 +18,7 @@ use crate::{pod::Pod, shard::Shard};
 
 const ORIGINAL_PEER: HeaderName = HeaderName::from_static(ORIGINAL_PEER_HEADER);
 
-/// Error of redirecting a connection to the waypoint. The connection fails.
+/// Error of redirecting a connection to the waypoint, which makes the connection fail.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HairpinError {
     #[error(transparent)]
@@ -45,7 +45,7 @@ impl HairpinError {
         }
     }
 
-    /// Returns whether the condition may end within seconds, so that the connection waits.
+    /// Whether the error is temporary, so that the connection waits and retries.
     fn is_passing(&self) -> bool {
         match self {
             Self::Route(error) => error.is_passing(),
@@ -54,7 +54,7 @@ impl HairpinError {
         }
     }
 
-    /// Returns the status of the response to the client's tunnel.
+    /// Returns the HTTP status of the response to the client's CONNECT request.
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Connect(error) => error.status().unwrap_or(StatusCode::SERVICE_UNAVAILABLE),
@@ -65,8 +65,8 @@ impl HairpinError {
     }
 }
 
-/// Opens the tunnel to the pod's waypoint for a connection of `client` with the identity `who`.
-/// `connect_headers` are the headers of the original tunnel.
+/// Opens a tunnel to the pod's waypoint for a connection of the peer `who` at the address `client`. `connect_headers`
+/// are the header lines of the client's CONNECT request, if it used a tunnel.
 pub(crate) async fn open(
     shard: &Shard,
     local: &Local,
@@ -117,8 +117,8 @@ async fn find(
     }
 }
 
-/// Returns the headers for the waypoint: those of the client's tunnel, and the identity of the
-/// client.
+/// Returns the header lines of the CONNECT request to the waypoint: those of the client's request, and the address and
+/// principal of the client.
 fn headers(
     local: &Local,
     who: &Peer,

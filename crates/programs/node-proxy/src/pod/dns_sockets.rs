@@ -15,7 +15,7 @@ use ambit_sys::{
 
 use crate::config::Config;
 
-/// Sockets that a pod's DNS queries are redirected to.
+/// UDP and TCP sockets that a pod's DNS queries are redirected to.
 #[derive(Debug, Default)]
 pub(crate) struct DnsSockets {
     pub(crate) udp: Vec<UdpSocket>,
@@ -23,9 +23,9 @@ pub(crate) struct DnsSockets {
 }
 
 impl DnsSockets {
-    /// Opens the sockets inside the pod's namespace for each address family, except for those found
-    /// in `inherited`. Also if DNS capture is disabled: the agent may redirect queries regardless,
-    /// which are then all forwarded.
+    /// Opens the sockets inside the pod's namespace for each address family, except for those found in `inherited`.
+    /// They are needed even if DNS capture is disabled: the agent may redirect queries regardless, which are then all
+    /// forwarded.
     ///
     /// # Errors
     ///
@@ -82,7 +82,7 @@ impl DnsSockets {
         Ok(())
     }
 
-    /// File descriptors of the sockets.
+    /// Returns the file descriptors of the sockets.
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let udp = self.udp.iter().map(AsFd::as_fd);
         udp.chain(self.tcp.iter().map(AsFd::as_fd))

@@ -15,18 +15,18 @@ use ambit_sys::{
 use super::DnsSockets;
 use crate::config::Config;
 
-/// The listeners of one pod for one worker.
+/// Listeners of one pod on one worker.
 #[derive(Debug)]
 pub struct PodListeners {
     /// Listeners on 15001 and 15006, if the pod is captured.
     pub captured: Option<Captured>,
     /// HBONE listener on port 15008.
     pub hbone: TcpListener,
-    /// DNS sockets on port 15053, in one of the sets.
+    /// DNS sockets on port 15053; one worker of a pod has them.
     pub(crate) dns: Option<DnsSockets>,
 }
 
-/// Ports of the pod's redirection.
+/// Listeners that captured connections are redirected to.
 #[derive(Debug)]
 pub struct Captured {
     /// Outbound listener on port 15001.
@@ -36,7 +36,7 @@ pub struct Captured {
 }
 
 impl PodListeners {
-    /// File descriptors of the listeners.
+    /// Returns the file descriptors of all sockets.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let captured = self.captured.iter();
         captured
@@ -47,7 +47,7 @@ impl PodListeners {
     }
 }
 
-/// Listeners of a pod that the previous process opened, by port.
+/// Listeners of a pod taken over from the previous process, with their ports.
 #[derive(Debug, Default)]
 struct Inherited(Vec<(u16, TcpListener)>);
 
@@ -69,7 +69,7 @@ impl Inherited {
         Some(self.0.swap_remove(index).1)
     }
 
-    /// Returns the largest number of listeners of any port.
+    /// Returns the number of listener sets that are needed to use all inherited listeners.
     fn sets(&self) -> usize {
         let of = |port| self.0.iter().filter(|(at, _)| *at == port).count();
         [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, HBONE_PORT]
@@ -80,9 +80,9 @@ impl Inherited {
     }
 }
 
-/// Opens the listeners of a captured pod, one set a worker, and returns whether connections to its
-/// application may have the client's address. Listeners among `inherited` are used unchanged, also
-/// surplus ones: connections may wait in any of them.
+/// Opens the listeners of a captured pod, one set for each worker, and returns whether connections to its application
+/// may have the client's address as their source. Listeners among `inherited` are used unchanged, also surplus ones:
+/// connections may wait in any of them.
 ///
 /// # Errors
 ///
@@ -142,7 +142,7 @@ pub(super) fn open_captured(
     Ok((listeners, preserves_client_address))
 }
 
-/// Opens the listeners of the proxy's own pod, one a worker.
+/// Opens the HBONE listeners of the proxy's own pod, one for each worker.
 ///
 /// # Errors
 /// When a listener cannot be opened.
@@ -167,7 +167,7 @@ pub(super) fn open_own(
     (0..workers.max(1)).map(open).collect()
 }
 
-/// Returns the inode numbers of the sockets in any process.
+/// Returns the inode numbers of the listeners' sockets, which are the same in every process.
 pub(super) fn inodes(listeners: &[PodListeners]) -> HashSet<u64> {
     let inode = |socket: BorrowedFd<'_>| rustix::fs::fstat(socket).map(|stat| stat.st_ino);
     listeners

@@ -1,5 +1,5 @@
-//! Tests of deleted pods, endpoints that accept no connections, and waypoints without a serving
-//! pod: no connection hangs, and another pod serves it if one can.
+//! Tests connections to deleted pods, to endpoints that accept no connections, and to waypoints without a serving pod:
+//! none hangs, and another pod serves it if one can.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -12,10 +12,10 @@ use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line, rest};
 
 const SERVICE: &str = "ns/server.ns.svc.cluster.local";
 const VIP: &str = "10.9.0.102:80";
-/// Timeout below the half minute after which an unresponsive connection is closed.
+/// Timeout within which connections must end, below the half minute after which an unresponsive one is closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Adds a captured pod that is an endpoint of the service.
+/// Adds a captured pod as an endpoint of the service [`SERVICE`].
 async fn endpoint(mesh: &mut Mesh, name: &str, ip: &str) -> PodHost {
     let pod = mesh.captured(1, name, ip).await;
     let record = build::workload(name, &[ip]);

@@ -1,4 +1,4 @@
-//! Tests of captured queries: answered from the mesh, or by the pod's resolver.
+//! Tests captured DNS queries: answered from the mesh, or by the pod's resolver.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -17,7 +17,7 @@ use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost};
 const POD: &str = "10.9.0.1";
 const RESOLVER: &str = "10.9.0.9";
 
-/// Returns a query for the A records of `name`, under this id.
+/// Encodes a query for the A records of `name`, with this id.
 fn question(id: u8, name: &str) -> Vec<u8> {
     let mut bytes = vec![0, id, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in name.split('.') {
@@ -28,7 +28,7 @@ fn question(id: u8, name: &str) -> Vec<u8> {
     bytes
 }
 
-/// Sends a query, and returns the last four bytes of the answer: the address, if there is one.
+/// Sends a query, and returns the last four bytes of the response: the address, if there is one.
 async fn ask(client: &UdpSocket, name: &str) -> [u8; 4] {
     let server: SocketAddr = (RESOLVER.parse::<Ipv4Addr>().unwrap(), 53).into();
     client.send_to(&question(7, name), server).await.unwrap();
@@ -49,7 +49,7 @@ fn socket(pod: &PodHost, port: u16) -> UdpSocket {
     UdpSocket::from_std(socket).unwrap()
 }
 
-/// Runs a resolver that answers every query with its sender's address.
+/// Starts the pod's resolver, which answers every query with its sender's address.
 fn resolver(pod: &PodHost) {
     let socket = socket(pod, 53);
     ambit_rt::spawn("resolver", async move {
@@ -151,7 +151,7 @@ async fn pod_without_ipv6_is_served() {
     assert_eq!(ask(&socket(&client, 0), "web").await, [10, 1, 0, 1]);
 }
 
-/// A query waits in the socket while one process ends and the next begins.
+/// Checks that a query that waits in the socket while one process ends and the next begins is answered.
 #[tokio::test]
 async fn handed_over_sockets_keep_their_queries() {
     let mut mesh = Mesh::new().await;

@@ -1,4 +1,4 @@
-//! Tests of services in another network: nested tunnels through that network's gateway.
+//! Tests services in another network: nested tunnels (double HBONE) through that network's gateway.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -15,12 +15,12 @@ use tokio::{
 use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line, rest};
 
 const WEB: &str = "web.ns.svc.cluster.local";
-/// Address of the service in the client's network.
+/// Address of the service, as the client's network knows it.
 const SERVICE: &str = "10.9.0.200:80";
 const REMOTE_NETWORK: &str = "far";
 
-/// Starts a gateway, which terminates the outer tunnels and passes their bytes on to the pod
-/// `behind`, which alone can decrypt them.
+/// Starts a gateway, which terminates the outer tunnels and forwards their bytes to the pod `behind`, which alone can
+/// decrypt them.
 fn gateway(pki: Arc<Pki>, pod: &PodHost, behind: SocketAddr) {
     let listener = pod.listen(15008);
     let netns = pod.netns().clone();
@@ -51,7 +51,7 @@ fn gateway(pki: Arc<Pki>, pod: &PodHost, behind: SocketAddr) {
     });
 }
 
-/// Returns a mesh with a client, a server in another network, and the gateway between them.
+/// Creates a mesh; returns it with a client and with a server in another network, behind a gateway.
 async fn scene(pki: Arc<Pki>) -> (Mesh, PodHost, PodHost) {
     let mut mesh = Mesh::with_pki(pki.clone(), &[]).await;
     let client = mesh.pod("client", "10.9.0.1").await;

@@ -1,4 +1,4 @@
-//! Tests of how connections end: half-close, resets, drains, peers that die.
+//! Tests how connections end: half-close, resets, drains, and peers that die.
 
 use std::{net::SocketAddr, time::Duration};
 

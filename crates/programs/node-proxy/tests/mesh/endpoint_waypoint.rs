@@ -1,5 +1,5 @@
-//! Tests of pods that are reached only through their waypoint: which connections are redirected,
-//! with which headers, and which fail.
+//! Tests pods that are reached only through their waypoint: which connections are redirected to it, with which header
+//! lines, and which fail.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -92,7 +92,7 @@ impl Replica {
             .unwrap()
     }
 
-    /// Returns the next CONNECT, and checks that it is a hairpin of the pod `server`.
+    /// Returns the next CONNECT request, and checks that it is a hairpin from the pod `server` that names this client.
     async fn next_hairpin(
         &mut self,
         server: &PodHost,
@@ -115,7 +115,7 @@ impl Replica {
         asked
     }
 
-    /// Delivers a request to the pod, as a waypoint does.
+    /// Forwards a CONNECT request to the pod, as a waypoint does.
     async fn deliver(&self, asked: ConnectRequest, to: &PodHost) {
         let connection = tunnel_as(&self.pki, &of_waypoint(), &self.host, to).await;
         let authority = Uri::try_from(asked.authority()).unwrap();
@@ -135,7 +135,7 @@ impl Replica {
     }
 }
 
-/// Opens an HBONE connection to the pod's port, as other proxies do.
+/// Opens an HBONE connection to the pod with this certificate, as another proxy would.
 async fn tunnel_as(
     pki: &Arc<Pki>,
     me: &Identity,
@@ -159,7 +159,7 @@ async fn tunnel_as(
     connection
 }
 
-/// Returns the response to a CONNECT to the server.
+/// Sends a CONNECT request for the server; returns the tunnel, or the status of the rejection.
 async fn ask(
     connection: &client::ClientConnection,
     headers: HeaderMap,
@@ -198,8 +198,7 @@ fn server_record() -> Workload {
     }
 }
 
-/// Captured client and server on two nodes, a client outside of the mesh, and replicas of the
-/// waypoint that all nodes know.
+/// Captured client and server on two nodes, a client outside of the mesh, and replicas of a waypoint.
 struct Scene {
     mesh: Mesh,
     client: PodHost,
@@ -240,7 +239,7 @@ impl Scene {
         scene
     }
 
-    /// Adds a pod of the waypoint without a listener.
+    /// Adds a pod of the waypoint that accepts no connections.
     async fn waypoint_pod(&mut self, ip: &str) -> PodHost {
         let name = format!("waypoint-{}", ip.rsplit('.').next().unwrap());
         let host = self.mesh.pod(&name, ip).await;
@@ -254,14 +253,14 @@ impl Scene {
         host
     }
 
-    /// Enforces the waypoint, known only to the server's node.
+    /// Makes the waypoint required at the server's node, while the client's node does not know of it yet.
     fn enforce(&self) {
         let record = Update::Workload(Box::new(server_record()));
         self.mesh.nodes[1].publish(record);
         self.mesh.nodes[0].publish(Update::Workload(Box::new(direct_record())));
     }
 
-    /// Requires the waypoint for all callers.
+    /// Makes the waypoint required at all nodes.
     fn enforce_for_all(&self) {
         self.mesh.publish_workload(server_record());
     }
@@ -275,7 +274,7 @@ impl Scene {
     }
 }
 
-/// Exchanges data with the echo server, which reports its client, until both sides close.
+/// Exchanges data with the echo server, which must report the waypoint as its client, until both sides close.
 async fn converse(mut stream: TcpStream, waypoint: &Replica) {
     assert_eq!(
         line(&mut stream).await.unwrap(),

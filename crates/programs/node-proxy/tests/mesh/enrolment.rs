@@ -1,4 +1,4 @@
-//! Tests of pods that the agent adds and removes over its socket.
+//! Tests pods that the agent adds and removes over its socket.
 
 use std::{net::SocketAddr, os::fd::AsFd, sync::Arc, time::Duration};
 

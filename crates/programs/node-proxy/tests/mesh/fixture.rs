@@ -1,4 +1,4 @@
-//! A bridge with pods, some of them captured by node proxies that run in this process.
+//! Test network: a bridge with pods, some of them captured by node proxies that run in this process.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -31,7 +31,7 @@ use tokio::{
 /// Timeout of every operation in these tests.
 pub(crate) const OPERATION_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Node: a proxy with two workers.
+/// Node with a proxy of two workers.
 pub(crate) struct Node {
     pub(crate) proxy: Proxy,
     pub(crate) workers: Arc<Workers>,
@@ -87,7 +87,7 @@ impl Node {
     }
 }
 
-/// Network namespace of a pod.
+/// Pod with its network namespace, captured or not.
 pub(crate) struct PodHost {
     pub(crate) host: Host,
     pub(crate) ip: std::net::IpAddr,
@@ -100,7 +100,7 @@ impl PodHost {
         self.host.netns()
     }
 
-    /// Opens a listener of the pod's application.
+    /// Opens a listening socket of the pod's application.
     pub(crate) fn listen(&self, port: u16) -> TcpListener {
         let any: SocketAddr = if self.ip.is_ipv6() {
             ([0u16; 8], port).into()
@@ -116,7 +116,7 @@ impl PodHost {
         TcpListener::from_std(listener).unwrap()
     }
 
-    /// Opens a connection of the pod's application.
+    /// Opens a connection from the pod's application.
     pub(crate) async fn connect(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
         let spec = OutboundSpec::default();
         let socket = socket::outbound(Some(self.netns()), to, &spec).unwrap();
@@ -125,7 +125,7 @@ impl PodHost {
             .expect("connecting takes for ever")
     }
 
-    /// Runs an application that responds on each connection with the peer's address and its bytes.
+    /// Starts an application that sends the peer's address on each connection, and then echoes.
     pub(crate) fn echo(&self, port: u16) {
         let listener = self.listen(port);
         ambit_rt::spawn("echo", async move {
@@ -145,7 +145,7 @@ impl PodHost {
     }
 }
 
-/// Network and proxies of a test.
+/// Pods and node proxies on one bridge.
 pub(crate) struct Mesh {
     pub(crate) pki: Arc<Pki>,
     pub(crate) nodes: Vec<Node>,
@@ -154,7 +154,7 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    /// Creates two nodes on one bridge.
+    /// Creates a mesh of two nodes.
     pub(crate) async fn new() -> Self {
         Self::with_env(&[]).await
     }
@@ -168,7 +168,7 @@ impl Mesh {
         Self::with_nodes(pki, nodes).await
     }
 
-    /// Creates nodes on one bridge.
+    /// Creates a mesh of these nodes.
     pub(crate) async fn with_nodes(pki: Arc<Pki>, nodes: Vec<Node>) -> Self {
         let bridge = Host::new("bridge").await.unwrap();
         bridge.bridge("br0").await.unwrap();
@@ -181,7 +181,7 @@ impl Mesh {
         }
     }
 
-    /// Adds a pod outside of the mesh.
+    /// Adds a pod that is neither captured nor known to the mesh.
     pub(crate) async fn pod(&mut self, name: &str, ip: &str) -> PodHost {
         self.pods += 1;
         let host = Host::new(name).await.unwrap();
@@ -203,7 +203,7 @@ impl Mesh {
         }
     }
 
-    /// Adds a pod that a node's proxy captures, and that the mesh knows.
+    /// Adds a pod that this node's proxy captures, and that the mesh knows.
     pub(crate) async fn captured(&mut self, node: usize, name: &str, ip: &str) -> PodHost {
         let mut pod = self.pod(name, ip).await;
         self.publish(Update::Workload(Box::new(ambit_testkit::build::workload(
@@ -214,7 +214,7 @@ impl Mesh {
         pod
     }
 
-    /// Captures a pod by a node's proxy.
+    /// Captures a pod by this node's proxy.
     pub(crate) fn capture(&self, node: usize, pod: &mut PodHost) {
         let node = &self.nodes[node];
         let name = PodName {
@@ -237,7 +237,7 @@ impl Mesh {
         pod.pod = Some(served);
     }
 
-    /// Publishes an update to all nodes.
+    /// Applies an update of the mesh state at all nodes.
     pub(crate) fn publish(&self, update: Update) {
         for node in &self.nodes {
             node.publish(update.clone());
@@ -253,7 +253,7 @@ impl Mesh {
     }
 }
 
-/// Reads up to the end of a line.
+/// Reads a line, without its terminator.
 pub(crate) async fn line(stream: &mut TcpStream) -> std::io::Result<String> {
     let mut text = String::new();
     let reading = async {
@@ -270,7 +270,7 @@ pub(crate) async fn line(stream: &mut TcpStream) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// Reads until the end of data; an error is returned.
+/// Reads until the end of data; a reset is an error.
 pub(crate) async fn rest(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     tokio::time::timeout(OPERATION_TIMEOUT, stream.read_to_end(&mut bytes))

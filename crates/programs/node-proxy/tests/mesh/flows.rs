@@ -1,4 +1,4 @@
-//! Tests of the paths that connections take, and of what the server sees.
+//! Tests the paths of connections, and the client address that the server observes.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,8 @@ use tokio::io::AsyncWriteExt;
 
 use crate::fixture::{Mesh, PodHost, line, rest};
 
-/// Returns the address of the client as the server sees it; checks both directions.
+/// Connects to the echo server, and returns the client's address as the server observes it; checks that data passes in
+/// both directions.
 async fn seen(client: &PodHost, to: SocketAddr) -> String {
     let mut stream = client.connect(to).await.unwrap();
     let seen = line(&mut stream).await.unwrap();

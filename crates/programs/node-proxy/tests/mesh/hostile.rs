@@ -1,4 +1,4 @@
-//! Tests of peers that violate the protocol.
+//! Tests peers that violate HBONE or TLS.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use tokio::{
 
 use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line, rest};
 
-/// Opens a connection from a namespace as our own proxy does: with the mark, to the HBONE port.
+/// Opens a TCP connection from a namespace to the server's HBONE port, with the packet mark of a node proxy.
 async fn to_hbone(from: &PodHost, server: &PodHost) -> TcpStream {
     let to = SocketAddr::new(server.ip, 15008);
     let spec = OutboundSpec {
@@ -226,7 +226,7 @@ async fn stalled_handshakes_time_out() {
     assert!(began.elapsed() < Duration::from_secs(15));
 }
 
-/// Starts an application that accepts no connections: the backlog of its listener is full.
+/// Starts an application that accepts no connections: the accept queue of its listener is full.
 async fn full_queue(server: &PodHost, port: u16) -> (TcpListener, Vec<TcpStream>) {
     let spec = ListenSpec {
         backlog: 1,

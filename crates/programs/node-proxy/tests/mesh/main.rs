@@ -1,4 +1,4 @@
-//! Tests of node proxies in real namespaces, with real redirection.
+//! Tests node proxies in real network namespaces, with real redirection.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,

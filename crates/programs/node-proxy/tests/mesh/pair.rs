@@ -1,4 +1,4 @@
-//! Client on the first node, and server on the second one.
+//! Client pod on the first node, and server pod on the second one.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -35,7 +35,7 @@ impl Pair {
         }
     }
 
-    /// Opens a connection, and waits for a response of the server.
+    /// Opens a connection to the server, and waits for its first response.
     pub(crate) async fn open(&self) -> std::io::Result<TcpStream> {
         let mut stream = self.client.connect(self.address).await?;
         line(&mut stream).await?;

@@ -1,4 +1,4 @@
-//! Tests of policies for new connections, and for open connections when policies change.
+//! Tests policies on new connections, and on open connections when policies change.
 
 use std::{
     net::SocketAddr,
@@ -12,7 +12,8 @@ use tokio::io::AsyncWriteExt;
 
 use crate::fixture::{Mesh, PodHost, line, rest};
 
-/// Returns whether a silent client receives bytes from the server. Connecting always succeeds.
+/// Whether the server's greeting reaches a client that sends nothing. Connecting always succeeds, even if policies deny
+/// the client.
 async fn is_served(client: &PodHost, to: SocketAddr) -> bool {
     let began = Instant::now();
     let mut stream = client.connect(to).await.expect("it is refused later");
@@ -127,7 +128,7 @@ async fn connections_are_rechecked_when_a_policy_is_referenced() {
     assert!(rest(&mut stream).await.unwrap_or_default().is_empty());
 }
 
-/// Checks policies that arrive after the pod's record, or are removed before the record stops naming them.
+/// Checks policies that arrive after the workload record that names them, or are removed before it stops naming them.
 #[tokio::test]
 async fn unknown_policy_denies_new_connections_and_spares_open_ones() {
     let mut mesh = Mesh::with_env(&[("AMBIT_MISSING_POLICY_GRACE", "1h")]).await;

@@ -1,5 +1,4 @@
-//! Tests of ServiceEntries whose endpoint is the caller's own loopback interface, or a link-local
-//! address.
+//! Tests ServiceEntries whose endpoint is the caller's own loopback interface, or a link-local address.
 
 use std::net::SocketAddr;
 
@@ -8,12 +7,12 @@ use tokio::io::AsyncWriteExt;
 
 use crate::fixture::{Mesh, PodHost, line, rest};
 
-/// Port that an application opens for itself.
+/// Port that the client's application serves on loopback for itself.
 const ADMIN: u16 = 9999;
 const LINK_LOCAL: &str = "169.254.9.9";
 
-/// Returns a client with an admin port and a link-local address, and another tenant's Services with
-/// these as endpoints.
+/// Creates a client with an application on [`ADMIN`] and on a link-local address, and Services of another tenant with
+/// these as endpoints; returns the Services' addresses.
 async fn scene(env: &[(&str, &str)]) -> (Mesh, PodHost, Vec<SocketAddr>) {
     let mut mesh = Mesh::with_env(env).await;
     let client = mesh.captured(0, "client", "10.9.0.1").await;

@@ -1,5 +1,5 @@
-//! Tests that an interrupted connection never looks complete: a reset arrives as a reset on any
-//! path, and so does the data that was sent before.
+//! Tests that an interrupted connection never looks complete: on any path a reset arrives as a reset, after the data
+//! that was sent before it.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -15,14 +15,14 @@ use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line};
 
 const PORT: u16 = 8080;
 
-/// Closes as a crashing program with unread bytes does: by a reset.
+/// Closes a connection like a crashing program with unread bytes, which resets it.
 fn crash(stream: TcpStream) {
     stream.set_zero_linger().unwrap();
     drop(stream);
 }
 
-/// Reads until the connection is reset. An end of data, which would look like a complete response,
-/// fails the test.
+/// Reads until the connection is reset, and returns the bytes. An end of data, which would look like a complete
+/// response, fails the test.
 pub(crate) async fn until_reset(stream: &mut TcpStream, what: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     let reading = tokio::time::timeout(OPERATION_TIMEOUT, stream.read_to_end(&mut bytes));
@@ -33,7 +33,7 @@ pub(crate) async fn until_reset(stream: &mut TcpStream, what: &str) -> Vec<u8> {
     bytes
 }
 
-/// Path of a connection through the mesh.
+/// Path of connections through the mesh, such as tunnelled or plaintext.
 struct Path<'a> {
     name: &'static str,
     client: &'a PodHost,
@@ -55,7 +55,7 @@ impl Path<'_> {
     }
 }
 
-/// Checks resets in both directions on every path.
+/// Checks on one path that resets of the client and of the server arrive, with and without data before them.
 async fn each_reset_arrives(path: &Path<'_>) {
     let name = path.name;
     for from_server in [true, false] {

@@ -1,4 +1,4 @@
-//! Tests of certificates that are revoked while in use.
+//! Tests certificates that are revoked while connections use them.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -7,7 +7,8 @@ use tokio::io::AsyncWriteExt;
 
 use crate::fixture::{Mesh, line, rest};
 
-/// Revokes one side of an open connection; the connection ends, and both sides report the reason.
+/// Revokes the certificate of one side of an open connection; the connection must end, and both sides report the
+/// reason.
 async fn check_revocation_of(name: &str) {
     let (pki, crls) = Pki::with_crls();
     let pki = Arc::new(pki);

@@ -1,4 +1,4 @@
-//! Tests of pods whose certificates are issued by SPIRE's agent of their node.
+//! Tests pods whose certificates a (simulated) SPIRE agent of their node issues.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,7 +19,7 @@ fn id(account: &str) -> Identity {
     build::identity("ns", account)
 }
 
-/// Client and server on two nodes, each with its own agent.
+/// Client and server on two nodes, each node with its own SPIFFE agent.
 struct Agents {
     pair: Pair,
     agents: [SpiffeAgent; 2],
@@ -52,7 +52,7 @@ impl Agents {
         self.agents[node].change(|entries| entries.delegate(&id(account), svid, &[]));
     }
 
-    /// Waits until the node has this certificate.
+    /// Waits until the node has a certificate of this service account for which `is_it` holds, and returns it.
     async fn has(&self, node: usize, account: &str, is_it: impl Fn(&[u8]) -> bool) -> Vec<u8> {
         let certificates = &self.pair.mesh.nodes[node].proxy.certificates;
         certificates.prefetch(&id(account));

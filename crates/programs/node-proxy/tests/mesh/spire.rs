@@ -1,5 +1,4 @@
-//! Tests of pods and a waypoint with certificates of real SPIRE: one server, and one agent for all
-//! nodes of the test.
+//! Tests pods and a waypoint with certificates of real SPIRE: one server, and one agent for all nodes of the test.
 
 use std::{
     sync::Arc,
@@ -36,7 +35,7 @@ fn certificates(spire: &Spire) -> Certificates {
     Certificates::start(Arc::new(client), CertificatesOptions::default())
 }
 
-/// Waits for the next certificate of an identity, other than this one.
+/// Waits for a certificate of an identity that differs from `last`, and returns it.
 async fn next(
     certificates: &Certificates,
     identity: &Identity,

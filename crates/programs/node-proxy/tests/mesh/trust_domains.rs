@@ -1,4 +1,4 @@
-//! Tests of peers in other trust domains, and of their connections when a trust domain is removed.
+//! Tests peers of other trust domains, and the end of their connections when a trust domain is removed.
 
 use std::sync::Arc;
 
@@ -13,15 +13,15 @@ use crate::{
 
 const OWN: &str = "cluster.local";
 
-/// Returns an authority, and trust domains that accept its certificates.
+/// Creates a CA, and the set of trust domains that its certificates are verified with.
 fn authority() -> (Arc<Pki>, TrustDomains) {
     let domains = TrustDomains::new();
     let settings = TlsSettings::default().with_trust_domains(domains.clone());
     (Arc::new(Pki::with_settings(settings)), domains)
 }
 
-/// Returns a client, and a server that belongs to `domain` at its own node and to `named` at the
-/// client's.
+/// Creates a client, and a server whose trust domain is `domain` according to its own node and `named` according to the
+/// client's node.
 async fn pair(pkis: [Arc<Pki>; 2], domain: &str, named: &str) -> Pair {
     let [own, other] = pkis;
     let nodes = vec![
@@ -41,9 +41,8 @@ async fn pair(pkis: [Arc<Pki>; 2], domain: &str, named: &str) -> Pair {
 }
 
 impl Pair {
-    /// Opens a connection; it and later ones must end when `change` removes a trust domain. One of
-    /// the `judges`, the nodes that lose the trust domain, reports the reason: the first one that
-    /// closes the connection.
+    /// Opens a connection; it must end, and later ones must fail, when `change` removes a trust domain. One of the
+    /// nodes `judges`, which lose the trust domain, must report the reason.
     async fn loses(&self, judges: &[usize], change: impl Fn()) {
         let mut stream = self.open().await.unwrap();
         stream.write_all(b"hello\n").await.unwrap();

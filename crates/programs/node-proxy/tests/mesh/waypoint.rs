@@ -1,5 +1,5 @@
-//! Tests of destinations with a waypoint: connections pass it, with the identity of the caller and
-//! the destination, and never bypass it.
+//! Tests destinations with a waypoint: connections pass it, with the principal of the caller and the original
+//! destination, and never bypass it.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,7 @@ use tokio::{
 use crate::fixture::{Mesh, OPERATION_TIMEOUT, PodHost, line, rest};
 
 const HOSTNAME: &str = "waypoint.ns.svc.cluster.local";
-/// Port of the waypoint's own process behind its node proxy.
+/// Port on which the waypoint's own process listens, behind its node proxy.
 const PROCESS_PORT: u16 = 15088;
 
 fn by_hostname() -> GatewayAddress {
@@ -72,7 +72,7 @@ fn server_record() -> Workload {
     build::endpoint_of(record, "ns/server.ns.svc.cluster.local", &[(80, 8080)])
 }
 
-/// Reads the PROXY header that the waypoint receives before the connection's first byte.
+/// Reads the PROXY protocol header that the waypoint receives before the connection's first byte.
 async fn header(stream: &mut TcpStream) -> ProxyHeader {
     let mut bytes = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! Pods whose connections from before the capture are closed, and pods whose connections continue.
+//! Tests which pods' pre-capture connections are closed, and which pods' continue.
 
 use super::*;
 
@@ -25,7 +25,8 @@ fn record(namespace: &[(&str, &str)], pods: &[&str]) -> SourceEvent {
     })
 }
 
-/// An agent that starts and finds `web` running, uncaptured, in namespace 7.
+/// Creates the world of an agent that starts and finds `web` running, uncaptured, in namespace 7; `left` is the
+/// previous agent's record.
 fn found_at_start(left: Option<SourceEvent>, namespace: &[(&str, &str)], view: PodView) -> World {
     let mut world = World::new();
     world.running.insert("web".into(), 7);

@@ -1,4 +1,4 @@
-//! Annotations, reports to owners, and reports to operators.
+//! Tests the status annotations, the reports to pods' owners and those to operators.
 
 use super::*;
 use crate::report::{PodReport, PodState};
@@ -11,7 +11,8 @@ fn claiming(uid: &str, ip: &str, reported: Status) -> PodView {
 }
 
 impl World {
-    /// An agent that starts beside a pod that an earlier agent captured, with one failing step.
+    /// Creates the world of an agent that starts after an earlier agent captured the pod `web`; the step `failing`
+    /// fails.
     fn restarted(failing: &'static str) -> Self {
         let mut world = Self::new();
         world.failing = Some(failing);

@@ -1,4 +1,4 @@
-//! Writes in real directories beside other writers.
+//! Tests writes in real directories beside other writers.
 
 use std::{
     os::unix::fs::symlink,

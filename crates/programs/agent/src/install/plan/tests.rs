@@ -1,4 +1,5 @@
-//! Directories of every kind, in every mode, which installation and removal leave unchanged byte by byte.
+//! Tests plans for directories of every kind, in every mode: installation followed by removal leaves foreign files
+//! unchanged byte by byte.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -62,7 +63,7 @@ fn carry_out(files: &mut Vec<ConfFile>, actions: &[Action]) {
     }
 }
 
-/// Plans and applies changes, and asserts that none are left.
+/// Applies plans until no changes are left, and returns the state; panics if a second pass still has changes.
 fn settle(files: &mut Vec<ConfFile>, desired: &DesiredConfig) -> State {
     let first = plan(files, desired, GRACE_WITHOUT_PRIMARY);
     carry_out(files, &first.actions);

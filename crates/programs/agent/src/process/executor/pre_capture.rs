@@ -1,4 +1,4 @@
-//! Closes the connections from and to a pod from before its late capture (see `enrolment/late_capture.rs`).
+//! Closes the pre-capture connections of a pod whose capture is late (see `enrolment/late_capture.rs`).
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::{
     metrics::{Metrics, PreCaptureOutcome},
 };
 
-/// Delays of repeated checks, since a connection that was being opened when capture began is accepted later.
+/// Delays of repeated checks, since a connection that was being opened when the capture began is established later.
 const RECHECK_DELAYS: [Duration; 4] = [
     Duration::from_millis(50),
     Duration::from_millis(250),
@@ -20,8 +20,8 @@ const RECHECK_DELAYS: [Duration; 4] = [
     Duration::from_secs(5),
 ];
 
-/// Closes open connections, and returns whether another pass is needed. Blocks. Connections that cannot be closed stay,
-/// and are reported: the pod's capture does not depend on them.
+/// Closes open pre-capture connections, and returns whether another check is needed. Blocks. Connections that cannot be
+/// closed stay and are logged: the pod's capture does not depend on them.
 pub(super) fn close<A: Actions>(
     actions: &A,
     metrics: &Metrics,
@@ -61,7 +61,7 @@ pub(super) fn close<A: Actions>(
     goes_on
 }
 
-/// Closes connections that appear after the first check.
+/// Repeats the check in the background, to close pre-capture connections that were established meanwhile.
 pub(super) fn go_on<A: Actions>(
     actions: Arc<A>,
     metrics: Metrics,
@@ -86,7 +86,7 @@ pub(super) fn go_on<A: Actions>(
     });
 }
 
-/// The first few of many.
+/// Formats the first eight texts of a list, and the number of further ones.
 struct FirstTexts<'a>(&'a [String]);
 
 impl std::fmt::Display for FirstTexts<'_> {

@@ -1,5 +1,5 @@
-//! Changes of the node's probe set, carried out one after the other in the order given: a list of all members
-//! must not overtake a member added after it was made.
+//! Changes the node's probe set, one change after the other in the order of the effects: a list of all members must not
+//! overtake a member that was added after the list was made.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,7 +15,7 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Runs kubelet probes' steps. Cheap to clone.
+/// Executor of changes to the node's probe set. Cheap to clone.
 #[derive(Clone)]
 pub(in crate::process) struct ProbeExecutor(mpsc::UnboundedSender<Job>);
 
@@ -49,7 +49,7 @@ impl ProbeExecutor {
         self.0.send(Job::Step(step, report)).ok();
     }
 
-    /// Replaces the members of the probe set.
+    /// Replaces all members of the node's probe set.
     pub(in crate::process) fn set_members(&self, pods: Vec<(PodUid, ProbeTargets)>) {
         let mut members = Vec::new();
         for (uid, ProbeTargets { addresses, ports }) in pods {
@@ -64,7 +64,7 @@ impl ProbeExecutor {
         self.0.send(Job::SetMembers(members)).ok();
     }
 
-    /// Removes the node's probe rules after all earlier orders.
+    /// Removes the node's probe rules after all earlier changes.
     pub(in crate::process) async fn remove_rules(&self) {
         let (done, removed) = oneshot::channel();
         self.0.send(Job::RemoveRules(done)).ok();
@@ -94,10 +94,10 @@ fn carry_out<A: Actions>(actions: &A, job: Job) {
     }
 }
 
-/// Counter of exempted probes, derived from the kernel's counters, which restart when rules are written.
+/// Metric of exempted probe connections, derived from the kernel's counters, which restart when rules are written.
 struct ExemptionCounter {
     metrics: Metrics,
-    /// Counter value of the last reading.
+    /// Kernel counter as read last; `None` before the first reading.
     last: Mutex<Option<u64>>,
 }
 
@@ -107,7 +107,7 @@ impl ExemptionCounter {
         Self { metrics, last }
     }
 
-    /// Counts exempted probes since the last call.
+    /// Adds the connections that were exempted since the last call to the metric.
     fn count<A: Actions>(&self, actions: &A) {
         let Ok(now) = actions.exempted_connections().inspect_err(|error| {
             tracing::debug!(error = %ErrorChain(error), "cannot count exempted connections");

@@ -1,4 +1,4 @@
-//! Steps that the node proxies carry out, in order: the first snapshot contains all earlier orders.
+//! Carries out the steps of node proxies in order, so that a proxy's first snapshot contains all earlier ones.
 
 use std::future::Future;
 
@@ -9,7 +9,8 @@ use ambit_zds::{DeliverError, PodUid};
 use super::report::Report;
 use crate::{enrolled::EnrolledFile, enrolment::ProxyStep, zds::Zds};
 
-/// Runs the steps of node proxies. They are also recorded for proxies that start without the agent.
+/// Executor of orders to the node proxies, which also records them in the file for proxies that start without the
+/// agent.
 pub(in crate::process) struct ProxyExecutor {
     zds: Zds,
     enrolled: EnrolledFile,
@@ -34,13 +35,13 @@ impl ProxyExecutor {
         }
     }
 
-    /// Keeps serving a pod through a proxy that already serves it.
+    /// Lets a proxy that already serves the pod continue, although the pod's namespace is not known yet.
     pub(in crate::process) fn hold(&self, uid: PodUid) {
         self.enrolled.hold(&uid);
         self.zds.hold(uid);
     }
 
-    /// Lets proxies connect, since orders for all initial pods have been given.
+    /// Lets proxies connect, since the orders for all initial pods have been given.
     pub(in crate::process) fn open(&self) {
         self.enrolled.complete();
         self.zds.open();

@@ -1,4 +1,4 @@
-//! Steps in pods' network namespaces, which block; a few run concurrently.
+//! Carries out the steps in pods' network namespaces, which block; a few run concurrently.
 
 use std::sync::Arc;
 
@@ -13,20 +13,19 @@ use crate::{
     enrolment::{Event, RedirectionStep},
 };
 
-/// Runs the steps of redirections.
+/// Executor of changes to pods' redirection.
 pub(super) struct RedirectionExecutor<A> {
     actions: Arc<A>,
     slots: Arc<Semaphore>,
 }
 
-/// Successful outcome of applying redirection.
+/// Successful outcome of [`RedirectionStep::Apply`].
 enum ApplyOutcome {
-    /// The redirection is in place, unchanged or as requested.
+    /// The redirection is in place; it had not drifted.
     InPlace,
-    /// The redirection was repaired, from this state.
+    /// The redirection had drifted, as the text describes, and was repaired.
     Repaired(String),
-    /// No redirection was in place, and the capture was late: connections from before are being
-    /// closed.
+    /// No redirection was in place and the capture is late: pre-capture connections are being closed.
     Closing,
 }
 
@@ -97,7 +96,7 @@ async fn put_in_place<A: Actions>(
     report.done(flatten(applied));
 }
 
-/// Flattens the result of a task with its own failure.
+/// Merges the error of a blocking task with that of its work into one text.
 fn flatten<T, E: std::error::Error>(
     outcome: Result<Result<T, ActionError>, E>,
 ) -> Result<(), String> {

@@ -1,4 +1,4 @@
-//! Reports the outcome of a step to the enrolment.
+//! Reports the outcome of a step to the enrolment state machine.
 
 use ambit_sys::netns::Netns;
 use ambit_zds::PodUid;
@@ -9,7 +9,7 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Reports the outcome of a step exactly once.
+/// Reports the outcome of a step exactly once, even if the step panics.
 pub(super) struct Report {
     pub(super) uid: PodUid,
     pub(super) id: StepId,

@@ -1,4 +1,4 @@
-//! Writes of pods' status, which may block; a few run concurrently.
+//! Carries out writes of pods' status, which may block; a few run concurrently.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 use super::report::Report;
 use crate::{enrolment::WriteStatus, status::StatusSink};
 
-/// Writes the annotations of pods.
+/// Executor of writes to pods' status annotations.
 pub(super) struct StatusExecutor {
     sink: StatusSink,
     slots: Arc<Semaphore>,

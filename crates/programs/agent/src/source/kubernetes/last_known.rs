@@ -1,5 +1,5 @@
-//! File by which an agent starts while the API server is unavailable: `last-known.json` in the run directory, the state
-//! of all events of the source, written whole and renamed into place.
+//! State file with which an agent starts while the API server is unavailable: `last-known.json` in the run directory,
+//! all objects that the source has sent, written atomically.
 
 use std::{
     collections::BTreeMap,
@@ -16,12 +16,12 @@ use crate::{
     source::{Labels, PodView},
 };
 
-/// File name in the run directory.
+/// Name of the file in the run directory.
 const FILE: &str = "last-known.json";
-/// Format version; files of other versions are ignored.
+/// Version of the file's format; files of other versions are ignored.
 const VERSION: u32 = 1;
 
-/// Last known state, of all events that the source has sent.
+/// Pods and namespaces that the source has sent events about.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LastKnown {
     pub(super) namespaces: BTreeMap<ArcStr, Labels>,
@@ -35,7 +35,7 @@ struct Content<K> {
     known: K,
 }
 
-/// Removes the file.
+/// Removes the state file.
 pub(super) fn remove(run_dir: &Path) {
     let path = run_dir.join(FILE);
     match fs::remove_file(&path) {
@@ -46,7 +46,7 @@ pub(super) fn remove(run_dir: &Path) {
     }
 }
 
-/// File that stores the state.
+/// State file of one node's agent.
 #[derive(Debug)]
 pub(super) struct File {
     path: PathBuf,
@@ -61,7 +61,7 @@ impl File {
         }
     }
 
-    /// Reads the last state of this node's agents, if there is a readable one.
+    /// Reads the state file; `None` if it is missing, unreadable or of another node.
     pub(super) fn read(&self) -> Option<LastKnown> {
         let bytes = fs::read(&self.path).ok()?;
         match serde_json::from_slice::<Content<LastKnown>>(&bytes) {

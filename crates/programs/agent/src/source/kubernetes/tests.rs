@@ -1,4 +1,4 @@
-//! The source against an API server in memory, and its pure part.
+//! Tests the source against an API server in memory, and its pure part alone.
 
 use ambit_testkit::ApiServer;
 use kube::Config;

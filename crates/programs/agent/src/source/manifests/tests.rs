@@ -1,4 +1,4 @@
-//! Changes of manifests and the resulting events.
+//! Tests which events changes of manifests result in.
 
 use std::fs;
 

@@ -25,7 +25,7 @@ use serde::Serialize;
 
 /// Memory limit of a process without a cgroup limit, in bytes; the chart sets the same.
 const DEFAULT_MEMORY_LIMIT: u64 = 1 << 30;
-/// Name of the WebSocket upgrade: allowed by default, and the only upgrade with an HTTP/2 form.
+/// Name of the WebSocket upgrade: allowed by default, and the only upgrade that HTTP/2 can carry (RFC 8441).
 pub(crate) const WEBSOCKET: &str = "websocket";
 
 /// Configuration of the waypoint.
@@ -117,8 +117,8 @@ pub struct Config {
     pub metrics_principals: bool,
     /// Whether the pod uses IPv6 (`IPV6_ENABLED`).
     pub ipv6: bool,
-    /// `AMBIT_FLOW_READER`: SPIFFE id of the control plane, which may read flow events for users. Without it nobody
-    /// may.
+    /// `AMBIT_FLOW_READER`: SPIFFE id of the control plane, which may read flow events for users. Without it no client
+    /// may read them.
     #[serde(skip)]
     pub flow_reader: Option<Identity>,
     /// Port of the admin server, on the loopback address.

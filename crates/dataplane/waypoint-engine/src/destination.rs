@@ -273,7 +273,7 @@ impl Port {
         slot.map_err(|limit| self.overflow(rule_context, limit))
     }
 
-    /// Takes a slot for a retry within the rule's limit (`maxRetries`).
+    /// Takes a slot for a retry within the rule's retry limit or retry budget, or fails with the limit that is reached.
     pub(crate) fn retry(&self, rule_context: RuleContext<'_>) -> Result<Slot, NoUpstream> {
         let slot = self.destination.limits().retry(self.limits());
         slot.map_err(|limit| self.overflow(rule_context, limit))

@@ -53,22 +53,22 @@ use facts::Facts;
 pub struct ServicePort {
     /// Name of the service.
     pub service: NamespacedHostname,
-    /// Address at which clients call the port.
+    /// Address at which clients call the service port: the service's first address, or the pod's.
     pub address: SocketAddr,
 }
 
-/// Target of a request or a connection.
+/// Requested target, by which policies are selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope<'a> {
-    /// Port of a service.
+    /// Service that was called at one of its ports.
     Service(&'a NamespacedHostname),
-    /// A pod, by its own address, with the service ports that forward to the called port.
+    /// Pod that was called at its own address, with the service ports that forward to the called port.
     Pod(&'a [ServicePort]),
-    /// Backend of a route; the original request was authorized for another service.
+    /// Backend of a route, for a request that has been authorized for another service.
     Backend(&'a NamespacedHostname),
 }
 
-/// Authorization policies of a waypoint. Clones share the policies.
+/// Authorization policies of a waypoint. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Policies {
     all: HashMap<PolicyKey, Arc<CompiledPolicy>>,
@@ -76,7 +76,7 @@ pub struct Policies {
     services: HashMap<NamespacedHostname, Bucket>,
 }
 
-/// Policies of one scope by action, each list ordered by name.
+/// Policies of one scope, grouped by action, each group sorted by name.
 #[derive(Clone, Debug, Default)]
 struct Bucket {
     deny: Vec<Arc<CompiledPolicy>>,
@@ -128,7 +128,7 @@ impl Bucket {
 }
 
 impl Policies {
-    /// Inserts a policy, or replaces the one of its name. Returns false if it did not change.
+    /// Inserts a policy, or replaces the policy with the same key. Returns false if it is unchanged.
     pub fn insert(&mut self, policy: HttpPolicy) -> bool {
         if self.all.get(&policy.key).map(|known| known.policy()) == Some(&policy) {
             return false;
@@ -141,7 +141,7 @@ impl Policies {
         true
     }
 
-    /// Removes a policy. Returns false if no policy has the name.
+    /// Removes the policy with this key. Returns false if there is none.
     pub fn remove(&mut self, key: &PolicyKey) -> bool {
         let Some(policy) = self.all.remove(key) else {
             return false;
@@ -155,18 +155,18 @@ impl Policies {
         true
     }
 
-    /// Iterates over the policies in no particular order.
+    /// Iterates over all policies, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = &HttpPolicy> {
         self.all.values().map(|policy| policy.policy())
     }
 
-    /// Whether requests must be parsed as HTTP to authorize them: a policy applies that has fields of requests, or a
-    /// provider, which checks requests.
+    /// Whether authorization needs HTTP requests, since a policy in the scope reads request attributes or requires a
+    /// check by a provider.
     pub fn need_http(&self, scope: Scope<'_>) -> bool {
         self.http_policy(scope).is_some()
     }
 
-    /// Returns the first policy for which [`Self::need_http`] holds.
+    /// Returns the first policy in the scope that needs HTTP requests ([`Self::need_http`]).
     pub fn http_policy(&self, scope: Scope<'_>) -> Option<&PolicyKey> {
         self.buckets(scope).find_map(|bucket| {
             let mut judging = bucket.deny.iter().chain(&bucket.allow);
@@ -177,23 +177,23 @@ impl Policies {
         })
     }
 
-    /// Whether a policy reads a header of this name, in any spelling.
+    /// Whether a policy in the scope reads a header of this name, in any spelling.
     pub fn read_header(&self, scope: Scope<'_>, name: &HeaderName) -> bool {
         let mut all = self.buckets(scope).flat_map(Bucket::all);
         all.any(|policy| policy.reads_header(name))
     }
 
-    /// Whether policies are attached to a service itself.
+    /// Whether policies are attached to this service, rather than to the whole waypoint.
     pub fn has_own(&self, service: &NamespacedHostname) -> bool {
         self.services.contains_key(service)
     }
 
-    /// Decides a request.
+    /// Evaluates the policies of a scope for a request.
     pub fn evaluate(&self, scope: Scope<'_>, request: &Request<'_>) -> HttpDecision {
         self.decide(scope, Facts::of_request(request))
     }
 
-    /// Decides a connection that is not HTTP.
+    /// Evaluates the policies of a scope for a connection that is not HTTP.
     pub fn evaluate_connection(
         &self,
         scope: Scope<'_>,
@@ -226,7 +226,7 @@ impl Policies {
         decision
     }
 
-    /// Returns the policies of a scope that match.
+    /// Collects the policies of a scope that match a request or connection.
     fn findings(&self, scope: Scope<'_>, facts: &Facts<'_>) -> Findings<'_> {
         let mut findings = Findings::default();
         for bucket in self.buckets(scope) {
@@ -266,7 +266,7 @@ impl Policies {
         }
     }
 
-    /// Returns the dry-run policies that would deny if all policies were enforced.
+    /// Returns the dry-run policies of a scope that would deny the request if they were enforced.
     fn dry_run(&self, scope: Scope<'_>, facts: &Facts<'_>, is_admitted: bool) -> Vec<DryRun> {
         let policies = || self.buckets(scope).flat_map(|bucket| &bucket.dry_run);
         let (mut deny, mut none_allows) = (Vec::new(), Vec::new());
@@ -310,12 +310,12 @@ impl Policies {
     }
 }
 
-/// The policies of a scope that match a request or a connection.
+/// Policies of a scope that match a request or a connection.
 #[derive(Default)]
 struct Findings<'a> {
     denied: Option<(&'a CompiledPolicy, RuleId)>,
     allowed: Option<RuleId>,
-    /// Whether an ALLOW policy exists.
+    /// Whether the scope has any enforced ALLOW policy, matching or not.
     has_allow: bool,
     audits: Vec<RuleId>,
 }

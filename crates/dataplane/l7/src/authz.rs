@@ -1,10 +1,9 @@
 //! Authorization at a waypoint: which policy decides a request or a connection, and why.
 //!
-//! DENY policies first, then ALLOW; where no ALLOW policy applies, what is not denied is allowed. AUDIT and dry-run
-//! policies decide nothing; their decisions are only reported. A policy applies to everything that goes through the
-//! waypoint or to requests for its services; requests to pods see the former only. A policy that is not understood
-//! denies every request to its targets. Before all of that, CUSTOM policies select the requests for an ext_authz check
-//! ([`Policies::required_check`]).
+//! DENY policies are evaluated first, then ALLOW policies; where no ALLOW policy applies, requests that are not denied
+//! are allowed. AUDIT and dry-run policies are only reported. A policy is attached to the whole waypoint or to services.
+//! A policy that cannot be decoded denies every request to its targets. Before all of that, CUSTOM policies select the
+//! requests for an ext_authz check ([`Policies::required_check`]).
 //!
 //! A request that a route forwards to another service is authorized for that backend as well ([`Scope::Backend`]): by
 //! the service's own policies, since those for the whole waypoint have authorized the original request. Where the
@@ -17,8 +16,8 @@
 //! at the pod's own. The addresses of a service have no influence on the policies that are attached
 //! to it.
 //!
-//! **Where servers may read a text differently**, a comparison that denies succeeds if any reading matches, one that
-//! allows, or excepts from a denial, if all of them do: `crate::readings` has the table.
+//! **Where servers may read a text differently**, a denial applies if any reading matches, and a permission or an
+//! exception from a denial only if all readings match: `crate::readings` has the table.
 //!
 //! **Connections that are not HTTP** have no hosts, methods, paths or headers: a rule of an ALLOW policy with these
 //! fields does not match; in DENY and AUDIT policies these fields are ignored, so that the rule denies more.

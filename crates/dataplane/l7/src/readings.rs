@@ -1,19 +1,19 @@
 //! Readings of a request: every text that a lenient server may take for its method, its host, its path or a header.
 //! All comparisons that deny, limit or allow a request by these are made here.
 //!
-//! What denies or limits a request counts every reading ([`Reading::Any`]); what allows it has to
-//! hold for each of them ([`Reading::All`]), and what excepts it from a denial also for whatever a
-//! header names in place of the request's own ([`Reading::Exception`]). So no spelling escapes a
-//! denial that applies to the plain request, nor is allowed where the plain request is not.
+//! A denial or a rate limit applies if any reading matches ([`Reading::Any`]), a permission only if all of them match
+//! ([`Reading::All`]), and an exception from a denial only if all match, including those from headers that override
+//! the request's own attributes ([`Reading::Exception`]). So no spelling escapes a denial that applies to the plain
+//! request, nor is allowed where the plain request is not.
 //!
 //! | compared | `Any` | `All` | `Exception` |
 //! |---|---|---|---|
-//! | method | whatever its case; what `X-HTTP-Method-Override` and its like name | as it came | as it came, and all that such headers name |
-//! | host | whatever its case; any port, or the one that was dialled; dots at the end do not count; what `X-Forwarded-Host` and `Forwarded` name | the same, but for the port that was dialled and what headers name | as `All`, and all that such headers name |
-//! | path | as it is forwarded, and all of [`path::readings`]; what `X-Original-URL` and its like name; a slash at the end does not count | as it is forwarded, and each of [`path::readings`] | as `All`, and all that such headers name |
-//! | header | each line, each element of a list, all lines joined; `_` in the name is `-` | all lines joined, each line, and each element for a pattern with a wildcard | as `All` |
+//! | method | in any case; values of `X-HTTP-Method-Override` and similar headers | as received | as received, and all values of such headers |
+//! | host | in any case; with any port, or the called one; without trailing dots; hosts in `X-Forwarded-Host` and `Forwarded` | the same, without the called port and without such headers | as `All`, and all hosts in such headers |
+//! | path | as forwarded, and all of [`path::readings`]; paths in `X-Original-URL` and similar headers; without trailing slash | as forwarded, and each of [`path::readings`] | as `All`, and all paths in such headers |
+//! | header | each line, each list element, all lines joined; also names with `_` for `-` | all lines joined, each line, and each element for a pattern with a wildcard | as `All` |
 //!
-//! Elements of `User-Agent` and other headers whose commas separate nothing are no readings of their own to `All`.
+//! `All` does not split `User-Agent` and other headers whose commas do not separate list elements.
 
 mod header;
 mod host;

@@ -27,7 +27,7 @@ use crate::{origination::Origination, record_store::to_json};
 /// State and metrics of the waypoint that destination rules need.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RuleContext<'a> {
-    /// Workloads and services.
+    /// Workloads and services of the mesh.
     pub(crate) state: &'a SharedState,
     pub(crate) metrics: &'a HttpMetrics,
 }

@@ -40,16 +40,16 @@ pub enum QueryError {
     /// Authority (`host:port`) of the CONNECT.
     #[error("the authority of the tunnel is no host or address with a port")]
     Authority,
-    /// SPIFFE identity of the caller or of the original peer.
+    /// Identity of the caller or of the original peer.
     #[error("an identity is no SPIFFE id of a service account")]
     Identity,
-    /// Method of the request.
+    /// HTTP method of the request.
     #[error("the method is not valid in HTTP")]
     Method,
-    /// Path of the request.
+    /// Path and query of the request.
     #[error("the path is not valid in HTTP")]
     Path,
-    /// Host or another header.
+    /// `Host` or another header of the request.
     #[error("the name or value of a header is not valid in HTTP")]
     Header,
 }

@@ -138,7 +138,7 @@ pub(crate) fn join_cookies(headers: &mut HeaderMap) {
 #[error("the connection header names a header that belongs to the whole request")]
 pub(crate) struct EndToEnd;
 
-/// Removes hop-by-hop headers; with `upgrade`, the header of that name and its related ones are restored.
+/// Removes hop-by-hop headers and those that `Connection` names; keeps `TE: trailers`.
 ///
 /// # Errors
 /// When `Connection` names a header that must not be removed.

@@ -9,7 +9,7 @@ const PASSED: HeaderName = HeaderName::from_static("x-ambit-waypoints-passed");
 /// Number of hops at which a request is considered to be in a routing loop. Each route to a service with another
 /// waypoint adds one or two.
 const MAX_HOPS: u8 = 8;
-/// Number of hops that a mirrored request counts. Another waypoint may mirror the request once more, later ones may
+/// Hops added to the count of a mirrored request, so that another waypoint may mirror it once more, but later ones may
 /// not: several mirrors at each waypoint would multiply the requests.
 const MIRROR_HOPS: u8 = 3;
 

@@ -320,7 +320,7 @@ impl Published {
         self.0.known.read().dump()
     }
 
-    /// Returns the authorization policies.
+    /// Returns the authorization policies that apply at this waypoint.
     pub fn policies(&self) -> Arc<Policies> {
         self.0.known.read().policies.all.clone()
     }

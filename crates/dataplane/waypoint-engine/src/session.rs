@@ -193,7 +193,7 @@ impl Session {
         }
     }
 
-    /// Returns the caller on whose behalf calls are made that its requests cause.
+    /// Returns the caller's identity, address and memory budget, for calls that its requests cause.
     pub(crate) fn on_behalf(&self) -> OnBehalf {
         OnBehalf {
             identity: self.caller.identity.clone(),

@@ -175,7 +175,7 @@ impl<B: HttpBody + Unpin> HttpBody for WithTrailers<B> {
 pub(crate) struct Wire<IO> {
     io: IO,
     additions: Additions,
-    /// Bytes to write before hyper's next ones.
+    /// Bytes to write before hyper's next output.
     out: BytesMut,
     /// Last bytes of a body with pending trailers, at most as many as [`END`] has: they are its end if hyper flushes
     /// next.

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use ambit_model::{ArcStr, NamespacedHostname};
 
-/// Name of the cluster without endpoints, which stands for backends that cannot be used.
+/// Name of the cluster without endpoints, to which routes with unusable backends refer.
 pub(super) const BLACK_HOLE: &str = "BlackHoleCluster";
 
 /// Name of the internal listener that receives the content of tunnels, and of its cluster.

@@ -86,7 +86,7 @@ struct Slot {
 #[derive(Debug, Default)]
 struct Inner {
     stage: Stage,
-    /// Number of instances started so far: it tells callers of an earlier instance that theirs has ended.
+    /// Number of instances started so far; calls to an earlier instance fail.
     generation: u64,
     requests: HashMap<ContextId, OpenRequest>,
     queues: Vec<u32>,

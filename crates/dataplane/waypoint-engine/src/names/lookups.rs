@@ -22,7 +22,7 @@ const MAX_LOOKUPS: usize = 64;
 const MAX_LOOKUPS_PER_CALLER: usize = 8;
 /// Timeout of a DNS lookup.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Minimum time for which an answer is cached, whatever its TTL.
+/// Minimum time for which an answer is cached, even if its TTL is shorter.
 const MIN_TTL: Duration = Duration::from_secs(1);
 pub(super) const MAX_TTL: Duration = Duration::from_secs(60);
 /// Time for which a failed lookup is cached.

@@ -279,7 +279,7 @@ fn deny(
 /// no policy requires a check.
 ///
 /// # Errors
-/// With the reason, if the connection is refused.
+/// With the reason, if the connection is rejected.
 pub(crate) async fn authorize_connection(
     session: &Session,
     sni: Option<&str>,

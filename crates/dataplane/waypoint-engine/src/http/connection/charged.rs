@@ -1,5 +1,5 @@
 //! Charges buffered frames of response bodies to the client's memory budget until the connection has sent them, so that
-//! a client that does not read cannot make the waypoint buffer any amount.
+//! a client that does not read cannot make the waypoint buffer without limit.
 
 use std::{
     pin::Pin,

@@ -13,7 +13,7 @@ use crate::session::Session;
 
 /// Time for which a rejected client may keep sending, so that it can read the error response.
 const LINGER: Duration = Duration::from_secs(2);
-/// Maximum bytes that are read while lingering.
+/// Maximum bytes that are read from a rejected client while lingering.
 const MAX_LINGER_BYTES: u64 = 64 << 10;
 
 /// Reason why a connection is rejected as not HTTP.

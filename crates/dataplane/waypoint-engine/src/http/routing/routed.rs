@@ -26,8 +26,8 @@ use crate::{
 
 /// Kind of route whose errors are gRPC statuses.
 const GRPC_ROUTE: &str = "GRPCRoute";
-/// Kinds of objects for which a rule with an unusable backend stands: a service that another waypoint serves, so that
-/// the request is misdirected (421).
+/// Kinds of the objects named by generated rules for services that another waypoint serves: requests for these are
+/// misdirected (421).
 const SERVICES: [&str; 2] = ["Service", "ServiceEntry"];
 
 /// Result of routing a request: a backend or a response.

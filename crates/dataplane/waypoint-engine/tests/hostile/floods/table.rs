@@ -15,7 +15,7 @@ const GET: &[u8] = b"\x82\x86\x84\x01\x03web";
 const POST: &[u8] = b"\x83\x86\x84\x01\x03web";
 /// Request for an upgrade to WebSocket.
 const WEBSOCKET: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
-/// HPACK index of the youngest entry of the dynamic table.
+/// HPACK index of the newest entry of the dynamic table.
 const YOUNGEST: u8 = 0x80 | 62;
 /// SETTINGS parameter for the largest initial window.
 const HUGE_WINDOWS: [u8; 6] = [0, 4, 0x7f, 0xff, 0xff, 0xff];

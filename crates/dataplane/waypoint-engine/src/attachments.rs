@@ -14,17 +14,17 @@ use std::{net::SocketAddr, slice};
 use ambit_l7::authz::{Scope, ServicePort};
 use ambit_model::NamespacedHostname;
 
-/// Attachments that apply to the requests of one tunnel.
+/// Attachments (policies, tokens, limits, plugins, telemetry) that apply to the requests in one tunnel.
 #[derive(Debug)]
 pub(crate) enum Attachments {
-    /// Attachments of a service.
+    /// Attachments of requests to a service.
     Service {
         /// Name of the requested service.
         service: NamespacedHostname,
         /// Requested port of the service.
         port: u16,
     },
-    /// Attachments of the services that forward to a pod.
+    /// Attachments of a pod: those of the services that forward to it.
     Pod {
         /// Requested port of the pod.
         port: u16,

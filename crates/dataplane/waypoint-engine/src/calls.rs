@@ -57,7 +57,7 @@ pub(crate) struct Callee<'a> {
     pub(crate) service: &'a NamespacedHostname,
     pub(crate) port: u16,
     pub(crate) caller: CallFor<'a>,
-    /// Waypoints that the request which caused the call has passed (loop detection).
+    /// Number of waypoints that the causing request has passed, to end routing loops.
     pub(crate) hops: Hops,
     /// Caller for whose request the waypoint calls: the caller's memory budget is charged, and HTTP/2 connections,
     /// whose receive windows are shared, are used for this caller alone.

@@ -36,7 +36,7 @@ use snapshot::Snapshot;
 /// Maximum number of dumps that are written concurrently.
 const MAX_DUMPS: usize = 4;
 
-/// The admin interface of one waypoint.
+/// Envoy's admin interface of one waypoint.
 #[derive(Debug)]
 pub struct EnvoyAdmin(Arc<Inner>);
 

@@ -263,7 +263,7 @@ impl Published {
         Some(format!("rate limit {}", first.config.key))
     }
 
-    /// Whether an object applies that needs HTTP requests, as for [`Self::http_object`].
+    /// Whether a policy, JWT rule, plugin or rate limit applies that needs HTTP requests ([`Self::http_object`]).
     pub(crate) fn need_http(&self, attachments: &Attachments) -> bool {
         self.http_object(attachments).is_some()
     }

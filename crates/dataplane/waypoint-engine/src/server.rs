@@ -270,7 +270,8 @@ pub(crate) async fn find(
 pub(crate) enum Kind {
     /// HTTP, since the port declares it.
     Http,
-    /// HTTP at a port with undeclared protocol, since routes or policies need requests; other protocols are rejected.
+    /// HTTP at a port with undeclared protocol, since routes, policies, JWT rules, plugins or rate limits need
+    /// requests; other protocols are rejected.
     HttpOnly,
     /// Opaque TCP, forwarded unchanged.
     Tcp,

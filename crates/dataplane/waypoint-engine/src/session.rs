@@ -44,7 +44,7 @@ pub(crate) struct Session {
     pub(crate) shard: Arc<Shard>,
     pub(crate) caller: Caller,
     pub(crate) target: Target,
-    /// Waypoints that the connection in the tunnel has passed before this one.
+    /// Number of waypoints that the connection has passed before this one.
     pub(crate) hops: Hops,
     /// Memory budget of the requests in the tunnel.
     pub(crate) memory: ConnectionMemory,
@@ -65,7 +65,7 @@ pub(crate) struct Session {
 pub(crate) struct TunnelRequest {
     pub(crate) caller: Caller,
     pub(crate) target: Target,
-    /// Waypoints that the connection has passed before this one.
+    /// Number of waypoints that the connection has passed before this one.
     pub(crate) hops: Hops,
 }
 
@@ -179,7 +179,8 @@ impl Session {
         known.1.clone()
     }
 
-    /// Returns the name of an object that needs HTTP requests, if the target's protocol is undeclared.
+    /// Returns the name of a policy, JWT rule, plugin or rate limit of the target that needs HTTP requests; `None` if
+    /// there is none.
     pub(crate) fn http_object(&self) -> Option<String> {
         let published = &self.shard.waypoint.published;
         published.http_object(&self.attachments())

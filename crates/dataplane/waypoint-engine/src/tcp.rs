@@ -107,8 +107,9 @@ async fn of_server_name(
     }
 }
 
-/// Serves a tunnel to a port with undeclared protocol, for which no object needs HTTP requests: as HTTP or as opaque
-/// TCP, detected from the first bytes. Server-first protocols do not wait for the client's bytes.
+/// Serves a tunnel to a port with undeclared protocol, for which no policy, JWT rule, plugin or rate limit needs HTTP
+/// requests: as HTTP or as opaque TCP, detected from the first bytes. Server-first protocols do not wait for the
+/// client's bytes.
 pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
     let client = tokio::time::timeout(FIRST_BYTES_TIMEOUT, io.opening())
         .await

@@ -44,7 +44,7 @@ pub(crate) struct Tracing {
     pub(crate) queue: Queue,
 }
 
-/// Access log of a telemetry configuration: filter, format and sink.
+/// Access log of a telemetry configuration: filter, format and destination.
 #[derive(Debug)]
 pub(crate) struct Log {
     filter: Option<Expression>,

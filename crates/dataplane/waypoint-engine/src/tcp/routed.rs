@@ -20,8 +20,8 @@ pub(super) struct Routed {
     pub(super) by: RouteOwner,
     /// SNI of the client, if its ClientHello was read.
     pub(super) sni: Option<String>,
-    /// Whether the port's protocol is undeclared: the connection may then be forwarded only while no object requires
-    /// HTTP.
+    /// Whether the port's protocol is undeclared: the connection may be forwarded only while no policy, JWT rule,
+    /// plugin or rate limit needs HTTP requests.
     pub(super) is_undeclared: bool,
 }
 
@@ -63,7 +63,8 @@ impl Routed {
         }
     }
 
-    /// Returns the name of an object that needs HTTP requests, if the port's protocol is undeclared.
+    /// Returns the name of a policy, JWT rule, plugin or rate limit that needs HTTP requests, if the port's protocol is
+    /// undeclared.
     pub(super) fn http_object(&self, session: &Session) -> Option<String> {
         self.is_undeclared.then(|| session.http_object())?
     }

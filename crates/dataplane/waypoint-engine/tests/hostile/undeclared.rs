@@ -1,5 +1,5 @@
 //! Tests of ports with undeclared protocol: HTTP is detected only by a valid request line or the HTTP/2 preface, and
-//! other bytes reach no application if an object needs HTTP requests.
+//! other bytes reach no application if a policy, JWT rule, plugin or rate limit needs HTTP requests.
 
 use std::{sync::Arc, time::Duration};
 

@@ -161,7 +161,8 @@ impl Affinity {
         matched
     }
 
-    /// Adds the session's header or cookie to a response, if the client has no current value.
+    /// Adds the session's header or cookie to a response, if the client has none for this endpoint or the idle timeout
+    /// must be renewed.
     pub(in crate::http) fn change_response(
         &self,
         backend: &HttpBackend,

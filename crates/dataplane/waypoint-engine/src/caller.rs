@@ -12,7 +12,7 @@ use http::HeaderMap;
 
 use crate::{applied_services::AppliedServices, target::Target};
 
-/// Caller of a tunnel.
+/// Verified identity and address of the client that opened a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Caller {
     /// Verified identity; `None` for plaintext from outside of the mesh.

@@ -60,7 +60,7 @@ pub struct Config {
     /// `AUTH_TOKEN`: a path or the token itself. Never dumped.
     #[serde(skip)]
     pub auth_token: Option<String>,
-    /// Lifetime of certificates (`SECRET_TTL`).
+    /// Lifetime of the waypoint's certificates (`SECRET_TTL`).
     pub secret_ttl: Duration,
     /// `CRL_PATH`: certificate revocation lists.
     pub crl_path: Option<PathBuf>,

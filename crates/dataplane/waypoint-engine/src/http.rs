@@ -56,7 +56,7 @@ use connection::{
     overload,
 };
 
-/// Idle timeout of a connection.
+/// Idle timeout of a client's HTTP connection in a tunnel.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Time for which idle HTTP/1.1 connections stay open during shutdown: a client that has just sent a request cannot
 /// know that it is not read, while a response can close the connection.

@@ -8,7 +8,7 @@ mod callers;
 pub(crate) use account::{Exhausted, Permit, Scope};
 pub(crate) use callers::{ConnectionMemory, Memory, Use, WindowShares};
 
-/// Memory limits in bytes.
+/// Limits of the memory budgets, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryLimits {
     /// Limit of the memory held for all callers together.

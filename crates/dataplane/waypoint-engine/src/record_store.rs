@@ -15,7 +15,7 @@ pub enum RemovedRecord {
 
 /// Store of all published records of one type.
 pub(crate) trait RecordStore {
-    /// Type of the records.
+    /// Type of the records that the store keeps.
     type Record;
 
     /// Whether requests wait until all initial records of the type have been received.

@@ -23,7 +23,7 @@ const MAX_IDLE_DESTINATIONS: usize = 1024;
 /// Destination that has a retry budget of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Account {
-    /// Target address of a tunnel.
+    /// Target of a tunnel, for requests that no route forwards elsewhere.
     Address(SocketAddr),
     /// Service that is a route's backend, and its port.
     Service(NamespacedHostname, u16),

@@ -42,7 +42,7 @@ pub(crate) enum Opening {
     Http(Version),
     /// Start of an HTTP/1 request line that is longer than [`MAX_REQUEST_LINE_BYTES`].
     LongLine,
-    /// Any other protocol.
+    /// First bytes of any other protocol.
     Other,
     /// Stream that ended before its first byte.
     Nothing,

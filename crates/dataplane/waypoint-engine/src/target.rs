@@ -28,7 +28,7 @@ pub(crate) const UNKNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 /// other, or within tenths of a second on a busy machine.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Target of a tunnel.
+/// Service or pod that the CONNECT of a tunnel names.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
     /// Service that the authority of the CONNECT names by address or hostname.
@@ -44,7 +44,7 @@ pub(crate) enum Target {
     Pod {
         /// Record of the pod.
         workload: WorkloadRef,
-        /// Called address of the pod.
+        /// Address of the pod and port that the client called.
         address: SocketAddr,
     },
 }

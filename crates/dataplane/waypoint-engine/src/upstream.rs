@@ -77,7 +77,7 @@ pub(crate) fn own_client(own: &Local) -> Forwarded {
 }
 
 impl UpstreamPools {
-    /// Creates empty pools.
+    /// Creates the empty connection pools of a worker.
     pub(crate) fn new(dialer: &Dialer, limits: HeaderLimits) -> Self {
         let tunnels = Pool::new(dialer.http2.clone());
         dialer.state.follow_pool(&tunnels);

@@ -368,7 +368,7 @@ fn report(
     }
 }
 
-/// Attempt without a response.
+/// Attempt that ended without a response.
 struct FailedAttempt {
     broken: Broken,
     /// Request of which nothing was sent, so that it can be retried.

@@ -86,7 +86,7 @@ impl Account {
         self.0.held.load(Relaxed)
     }
 
-    /// Returns the limit in bytes.
+    /// Returns the limit of the account in bytes.
     pub(crate) fn limit(&self) -> usize {
         self.0.limit
     }

@@ -100,7 +100,7 @@ async fn tick(engine: Engine) {
 #[derive(Debug)]
 struct Compiler {
     engine: Engine,
-    /// Permits that limit concurrent compilations.
+    /// Permits for concurrent compilations.
     permits: Arc<Semaphore>,
 }
 

@@ -56,7 +56,7 @@ enum Direction {
     Response,
 }
 
-/// Body with an idle timeout.
+/// Body whose reader waits for frames only until the idle timeout.
 struct Awaited {
     body: Body,
     limit: Duration,

@@ -144,7 +144,7 @@ impl Record {
         }
     }
 
-    /// Adds a response flag.
+    /// Adds a response flag to the record.
     pub(in crate::http) fn flag(&mut self, flag: ResponseFlag) {
         self.flags.insert(flag);
     }
@@ -186,7 +186,7 @@ impl Record {
         self.sent.completed();
     }
 
-    /// Records the response headers.
+    /// Records the status and the headers of the response.
     pub(in crate::http) fn answered<B>(&mut self, response: &Response<B>) {
         self.status = response.status().as_u16();
         self.sent.grpc_status_of(response.headers());

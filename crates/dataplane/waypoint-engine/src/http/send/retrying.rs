@@ -21,7 +21,7 @@ use crate::{
 /// Maximum number of retries of a request without a retry policy.
 pub(crate) const DEFAULT_RETRIES: u32 = 2;
 
-/// Conditions for retrying a request.
+/// Conditions under which a failed request is retried.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::http) enum RetryPolicy<'a> {
     /// Never, as for mirrored requests.

@@ -1,10 +1,9 @@
 //! Authorization at a waypoint: which policy decides a request or a connection, and why.
 //!
-//! DENY policies first, then ALLOW; where no ALLOW policy applies, what is not denied is allowed. AUDIT and dry-run
-//! policies decide nothing; their decisions are only reported. A policy applies to everything that goes through the
-//! waypoint or to requests for its services; requests to pods see the former only. A policy that is not understood
-//! denies every request to its targets. Before all of that, CUSTOM policies select the requests for an ext_authz check
-//! ([`Policies::required_check`]).
+//! DENY policies are evaluated first, then ALLOW policies; where no ALLOW policy applies, requests that are not denied
+//! are allowed. AUDIT and dry-run policies are only reported. A policy is attached to the whole waypoint or to services.
+//! A policy that cannot be decoded denies every request to its targets. Before all of that, CUSTOM policies select the
+//! requests for an ext_authz check ([`Policies::required_check`]).
 //!
 //! A request that a route forwards to another service is authorized for that backend as well ([`Scope::Backend`]): by
 //! the service's own policies, since those for the whole waypoint have authorized the original request. Where the
@@ -17,8 +16,8 @@
 //! at the pod's own. The addresses of a service have no influence on the policies that are attached
 //! to it.
 //!
-//! **Where servers may read a text differently**, a comparison that denies succeeds if any reading matches, one that
-//! allows, or excepts from a denial, if all of them do: `crate::readings` has the table.
+//! **Where servers may read a text differently**, a denial applies if any reading matches, and a permission or an
+//! exception from a denial only if all readings match: `crate::readings` has the table.
 //!
 //! **Connections that are not HTTP** have no hosts, methods, paths or headers: a rule of an ALLOW policy with these
 //! fields does not match; in DENY and AUDIT policies these fields are ignored, so that the rule denies more.
@@ -53,22 +52,22 @@ use facts::Facts;
 pub struct ServicePort {
     /// Name of the service.
     pub service: NamespacedHostname,
-    /// Address at which clients call the port.
+    /// Address at which clients call the service port: the service's first address, or the pod's.
     pub address: SocketAddr,
 }
 
-/// Target of a request or a connection.
+/// Requested target, by which policies are selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope<'a> {
-    /// Port of a service.
+    /// Service that was called at one of its ports.
     Service(&'a NamespacedHostname),
-    /// A pod, by its own address, with the service ports that forward to the called port.
+    /// Pod that was called at its own address, with the service ports that forward to the called port.
     Pod(&'a [ServicePort]),
-    /// Backend of a route; the original request was authorized for another service.
+    /// Backend of a route, for a request that has been authorized for another service.
     Backend(&'a NamespacedHostname),
 }
 
-/// Authorization policies of a waypoint. Clones share the policies.
+/// Authorization policies of a waypoint. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Policies {
     all: HashMap<PolicyKey, Arc<CompiledPolicy>>,
@@ -76,7 +75,7 @@ pub struct Policies {
     services: HashMap<NamespacedHostname, Bucket>,
 }
 
-/// Policies of one scope by action, each list ordered by name.
+/// Policies of one scope, grouped by action, each group sorted by name.
 #[derive(Clone, Debug, Default)]
 struct Bucket {
     deny: Vec<Arc<CompiledPolicy>>,
@@ -128,7 +127,7 @@ impl Bucket {
 }
 
 impl Policies {
-    /// Inserts a policy, or replaces the one of its name. Returns false if it did not change.
+    /// Inserts a policy, or replaces the policy with the same key. Returns false if it is unchanged.
     pub fn insert(&mut self, policy: HttpPolicy) -> bool {
         if self.all.get(&policy.key).map(|known| known.policy()) == Some(&policy) {
             return false;
@@ -141,7 +140,7 @@ impl Policies {
         true
     }
 
-    /// Removes a policy. Returns false if no policy has the name.
+    /// Removes the policy with this key. Returns false if there is none.
     pub fn remove(&mut self, key: &PolicyKey) -> bool {
         let Some(policy) = self.all.remove(key) else {
             return false;
@@ -155,18 +154,18 @@ impl Policies {
         true
     }
 
-    /// Iterates over the policies in no particular order.
+    /// Iterates over all policies, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = &HttpPolicy> {
         self.all.values().map(|policy| policy.policy())
     }
 
-    /// Whether requests must be parsed as HTTP to authorize them: a policy applies that has fields of requests, or a
-    /// provider, which checks requests.
+    /// Whether authorization needs HTTP requests, since a policy in the scope reads request attributes or requires a
+    /// check by a provider.
     pub fn need_http(&self, scope: Scope<'_>) -> bool {
         self.http_policy(scope).is_some()
     }
 
-    /// Returns the first policy for which [`Self::need_http`] holds.
+    /// Returns the first policy in the scope that needs HTTP requests ([`Self::need_http`]).
     pub fn http_policy(&self, scope: Scope<'_>) -> Option<&PolicyKey> {
         self.buckets(scope).find_map(|bucket| {
             let mut judging = bucket.deny.iter().chain(&bucket.allow);
@@ -177,23 +176,23 @@ impl Policies {
         })
     }
 
-    /// Whether a policy reads a header of this name, in any spelling.
+    /// Whether a policy in the scope reads a header of this name, in any spelling.
     pub fn read_header(&self, scope: Scope<'_>, name: &HeaderName) -> bool {
         let mut all = self.buckets(scope).flat_map(Bucket::all);
         all.any(|policy| policy.reads_header(name))
     }
 
-    /// Whether policies are attached to a service itself.
+    /// Whether policies are attached to this service, rather than to the whole waypoint.
     pub fn has_own(&self, service: &NamespacedHostname) -> bool {
         self.services.contains_key(service)
     }
 
-    /// Decides a request.
+    /// Evaluates the policies of a scope for a request.
     pub fn evaluate(&self, scope: Scope<'_>, request: &Request<'_>) -> HttpDecision {
         self.decide(scope, Facts::of_request(request))
     }
 
-    /// Decides a connection that is not HTTP.
+    /// Evaluates the policies of a scope for a connection that is not HTTP.
     pub fn evaluate_connection(
         &self,
         scope: Scope<'_>,
@@ -226,7 +225,7 @@ impl Policies {
         decision
     }
 
-    /// Returns the policies of a scope that match.
+    /// Collects the policies of a scope that match a request or connection.
     fn findings(&self, scope: Scope<'_>, facts: &Facts<'_>) -> Findings<'_> {
         let mut findings = Findings::default();
         for bucket in self.buckets(scope) {
@@ -266,7 +265,7 @@ impl Policies {
         }
     }
 
-    /// Returns the dry-run policies that would deny if all policies were enforced.
+    /// Returns the dry-run policies of a scope that would deny the request if they were enforced.
     fn dry_run(&self, scope: Scope<'_>, facts: &Facts<'_>, is_admitted: bool) -> Vec<DryRun> {
         let policies = || self.buckets(scope).flat_map(|bucket| &bucket.dry_run);
         let (mut deny, mut none_allows) = (Vec::new(), Vec::new());
@@ -310,12 +309,12 @@ impl Policies {
     }
 }
 
-/// The policies of a scope that match a request or a connection.
+/// Policies of a scope that match a request or a connection.
 #[derive(Default)]
 struct Findings<'a> {
     denied: Option<(&'a CompiledPolicy, RuleId)>,
     allowed: Option<RuleId>,
-    /// Whether an ALLOW policy exists.
+    /// Whether the scope has any enforced ALLOW policy, matching or not.
     has_allow: bool,
     audits: Vec<RuleId>,
 }

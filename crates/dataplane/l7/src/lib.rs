@@ -1,8 +1,7 @@
-//! Layer 7 of a waypoint, without IO: the paths of requests, the policies that authorize them, and the routes that they
-//! take.
+//! HTTP logic of a waypoint without IO: normalization of paths, authorization policies, and routes.
 //!
-//! All parts see a request's path in one form, which is also the forwarded one: the application gets the authorized
-//! path.
+//! Policies, routes and the application all receive the same normalized path, so that the authorized path is the served
+//! one.
 #![forbid(unsafe_code)]
 
 pub mod authz;

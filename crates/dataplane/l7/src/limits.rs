@@ -1,5 +1,5 @@
-//! Matches of rate-limited requests, in the form of route matches. Every reading of a request
-//! counts, so that no spelling of it escapes a limit that the plain one meets.
+//! Matches that select the requests of a rate limit, in the form of route matches. Every reading of a request counts,
+//! so that no alternative spelling escapes a limit that applies to the plain spelling.
 
 use std::borrow::Cow;
 
@@ -13,11 +13,11 @@ use crate::{
     route::{RouteRequest, parameters, regex},
 };
 
-/// Alternative matches of a limit; without any, all requests match.
+/// Alternative matches of a rate limit, one of which must match; without any, all requests match.
 #[derive(Debug)]
 pub struct LimitMatches(Vec<LimitMatch>);
 
-/// Match of a limit; all attributes that are set must match.
+/// One match of a rate limit, whose set attributes must all match.
 #[derive(Debug)]
 struct LimitMatch {
     path: Option<PathMatcher>,
@@ -30,17 +30,17 @@ struct LimitMatch {
 enum Value {
     Exact(ArcStr),
     Regex(Regex),
-    /// Invalid expression, which matches anything.
+    /// Replacement of an invalid expression, which matches any value.
     Anything,
 }
 
 impl LimitMatches {
-    /// Compiles matches. An invalid one includes every request that it might be meant for.
+    /// Compiles the matches of a rate limit. An invalid match includes every request that it might be meant for.
     pub fn new(of: &[HttpRouteMatch]) -> Self {
         Self(of.iter().map(LimitMatch::new).collect())
     }
 
-    /// Whether the limit counts a request, in any interpretation.
+    /// Whether the rate limit counts a request, by any of its readings.
     pub fn include(&self, request: &RouteRequest<'_>) -> bool {
         let RouteRequest {
             method,
@@ -131,19 +131,18 @@ impl Value {
     }
 }
 
-/// Returns the text by which requests for a path are counted: equal for all spellings that some
-/// server treats as the same path.
+/// Returns the rate-limit key of a path, which is equal for all spellings that some server treats as the same path.
 pub fn counted_path(path: &str) -> Cow<'_, str> {
     path::shared_by_spellings(path)
 }
 
-/// Returns the text by which requests with a method are counted, regardless of case.
+/// Returns the rate-limit key of a method, regardless of case.
 pub fn counted_method(method: &str) -> String {
     method.to_ascii_uppercase()
 }
 
-/// Returns the text by which requests with a header are counted: all lines of it, however the name is spelt, so that a
-/// client cannot choose which one counts. `None` if there is none.
+/// Returns the rate-limit key of a header: all its lines, in any spelling of the name, so that a client cannot choose
+/// which line counts. `None` if the request does not have the header.
 pub fn counted_header(headers: &HeaderMap, name: &HeaderName) -> Option<Vec<u8>> {
     let all: Vec<_> = lines(headers, name).collect();
     (!all.is_empty()).then(|| all.join(&b","[..]))

@@ -41,21 +41,21 @@ pub use error::PathError;
 pub use escapes::{canonical_escapes, decoded_escapes};
 pub use readings::{readings, shared_by_spellings};
 
-/// The target of a request, in origin form (or `*`), whose path is normal.
+/// Normalized target of a request, in origin form (or `*`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NormalizedTarget<'a> {
     text: Cow<'a, str>,
-    /// Offset of the query with its question mark.
+    /// Byte offset of the end of the path, where the query begins with its question mark.
     path_end: usize,
 }
 
 impl NormalizedTarget<'_> {
-    /// Returns the path and query for forwarding.
+    /// Returns path and query as they are forwarded.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// Returns the path without the query: the part that is authorized and routed.
+    /// Returns the path without the query, by which requests are authorized and routed.
     pub fn path(&self) -> &str {
         self.text.get(..self.path_end).unwrap_or_default()
     }
@@ -72,7 +72,7 @@ impl NormalizedTarget<'_> {
         matches!(self.text, Cow::Owned(_))
     }
 
-    /// Copies the target, so that it outlives its source.
+    /// Copies the target, so that it can outlive the received text.
     pub fn into_owned(self) -> NormalizedTarget<'static> {
         NormalizedTarget {
             text: Cow::Owned(self.text.into_owned()),
@@ -82,7 +82,7 @@ impl NormalizedTarget<'_> {
 }
 
 impl PathError {
-    /// Returns the reason for metrics and logs.
+    /// Returns the reason label for metrics and logs.
     pub fn reason(self) -> &'static str {
         match self {
             Self::NotOriginForm => "path_form",
@@ -96,7 +96,7 @@ impl PathError {
     }
 }
 
-/// Normalizes the target of a request like [`normalize`], and accepts `OPTIONS *`.
+/// Normalizes the target of a request ([`normalize`]), and accepts `OPTIONS *`.
 pub fn for_request<'a>(
     method: &Method,
     path_and_query: &'a str,
@@ -111,8 +111,8 @@ pub fn for_request<'a>(
     normalize(path_and_query, mode)
 }
 
-/// Normalizes a target in origin form, or refuses it. Applied again it changes nothing more. A target that is
-/// normal is not copied.
+/// Normalizes a target in origin form, or rejects it. Normalization is idempotent, and does not copy a target that is
+/// normalized already.
 pub fn normalize(
     path_and_query: &str,
     mode: PathNormalization,

@@ -1,19 +1,19 @@
 //! Readings of a request: every text that a lenient server may take for its method, its host, its path or a header.
 //! All comparisons that deny, limit or allow a request by these are made here.
 //!
-//! What denies or limits a request counts every reading ([`Reading::Any`]); what allows it has to
-//! hold for each of them ([`Reading::All`]), and what excepts it from a denial also for whatever a
-//! header names in place of the request's own ([`Reading::Exception`]). So no spelling escapes a
-//! denial that applies to the plain request, nor is allowed where the plain request is not.
+//! A denial or a rate limit applies if any reading matches ([`Reading::Any`]), a permission only if all of them match
+//! ([`Reading::All`]), and an exception from a denial only if all match, including those from headers that override
+//! the request's own attributes ([`Reading::Exception`]). So no spelling escapes a denial that applies to the plain
+//! request, nor is allowed where the plain request is not.
 //!
 //! | compared | `Any` | `All` | `Exception` |
 //! |---|---|---|---|
-//! | method | whatever its case; what `X-HTTP-Method-Override` and its like name | as it came | as it came, and all that such headers name |
-//! | host | whatever its case; any port, or the one that was dialled; dots at the end do not count; what `X-Forwarded-Host` and `Forwarded` name | the same, but for the port that was dialled and what headers name | as `All`, and all that such headers name |
-//! | path | as it is forwarded, and all of [`path::readings`]; what `X-Original-URL` and its like name; a slash at the end does not count | as it is forwarded, and each of [`path::readings`] | as `All`, and all that such headers name |
-//! | header | each line, each element of a list, all lines joined; `_` in the name is `-` | all lines joined, each line, and each element for a pattern with a wildcard | as `All` |
+//! | method | in any case; values of `X-HTTP-Method-Override` and similar headers | as received | as received, and all values of such headers |
+//! | host | in any case; with any port, or the called one; without trailing dots; hosts in `X-Forwarded-Host` and `Forwarded` | the same, without the called port and without such headers | as `All`, and all hosts in such headers |
+//! | path | as forwarded, and all of [`path::readings`]; paths in `X-Original-URL` and similar headers; without trailing slash | as forwarded, and each of [`path::readings`] | as `All`, and all paths in such headers |
+//! | header | each line, each list element, all lines joined; also names with `_` for `-` | all lines joined, each line, and each element for a pattern with a wildcard | as `All` |
 //!
-//! Elements of `User-Agent` and other headers whose commas separate nothing are no readings of their own to `All`.
+//! `All` does not split `User-Agent` and other headers whose commas do not separate list elements.
 
 mod header;
 mod host;
@@ -32,24 +32,24 @@ pub(crate) use reading::Reading;
 
 use host::Host;
 
-/// Headers by which frameworks let a client replace the method.
+/// Headers by which some frameworks let a client override the method.
 static METHOD_OVERRIDES: [HeaderName; 3] = [
     HeaderName::from_static("x-http-method-override"),
     HeaderName::from_static("x-http-method"),
     HeaderName::from_static("x-method-override"),
 ];
 
-/// Headers by which frameworks let a client replace the path.
+/// Headers by which some frameworks let a client override the path.
 static PATH_OVERRIDES: [HeaderName; 2] = [
     HeaderName::from_static("x-original-url"),
     HeaderName::from_static("x-rewrite-url"),
 ];
 
-/// Headers in which proxies, and so also clients, state the original host.
+/// Header in which proxies, and so also clients, state the original host.
 static X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 static FORWARDED: HeaderName = http::header::FORWARDED;
 
-/// Interpretations of a request's attributes, computed on first use.
+/// Readings of a request's method, host, path and headers, computed on first use.
 #[derive(Debug)]
 pub(crate) struct Readings<'a> {
     method: &'a str,
@@ -60,8 +60,8 @@ pub(crate) struct Readings<'a> {
 }
 
 impl<'a> Readings<'a> {
-    /// Reads a request: its method, its authority, its normalized path without the query, and its
-    /// headers. `port` is the dialed port, if known.
+    /// Prepares the readings of a request with this method, authority, normalized path (without query) and headers.
+    /// `port` is the port that the client called, if known.
     pub(crate) fn new(
         method: &'a str,
         (host, port): (&'a str, Option<u16>),
@@ -77,12 +77,12 @@ impl<'a> Readings<'a> {
         }
     }
 
-    /// Sets the port to which the request was sent.
+    /// Sets the port that the client called.
     pub(crate) fn dial(&mut self, port: u16) {
         self.host.dial(port);
     }
 
-    /// Whether the method matches.
+    /// Whether the method matches a pattern.
     pub(crate) fn method(&self, pattern: &StringMatch, reading: Reading) -> bool {
         match reading {
             Reading::All => pattern.matches(self.method),
@@ -99,7 +99,7 @@ impl<'a> Readings<'a> {
         }
     }
 
-    /// Whether the host matches. A pattern without a port matches whatever the port.
+    /// Whether the host matches a pattern. A pattern without port matches any port.
     pub(crate) fn host(&self, pattern: &StringMatch, reading: Reading) -> bool {
         let named = |host| self.host.named(host).matches(pattern, reading);
         match reading {
@@ -113,8 +113,7 @@ impl<'a> Readings<'a> {
         }
     }
 
-    /// Returns the hosts that headers name in place of the request's own; empty for a value that is
-    /// not text.
+    /// Returns the hosts in headers that override the request's host; an empty one for a value that is not text.
     pub(crate) fn overriding_hosts(&self) -> impl Iterator<Item = &'a str> {
         let headers = self.headers;
         let text = |bytes| str::from_utf8(bytes).unwrap_or_default().trim();
@@ -130,7 +129,7 @@ impl<'a> Readings<'a> {
         forwarded_host.chain(hosts).map(unquoted)
     }
 
-    /// Whether the path matches.
+    /// Whether the path matches a pattern.
     pub(crate) fn path(&self, pattern: &PathMatcher, reading: Reading) -> bool {
         let own = pattern.matches(&self.path, reading);
         let named = |path| pattern.matches(path, reading);
@@ -145,7 +144,7 @@ impl<'a> Readings<'a> {
         }
     }
 
-    /// Whether a header matches; a missing header never does.
+    /// Whether a header matches a pattern; a missing header never does.
     pub(crate) fn header(
         &self,
         name: &HeaderName,
@@ -165,13 +164,13 @@ impl<'a> Readings<'a> {
         })
     }
 
-    /// Whether all lines of these headers match; a line that is not text does not.
+    /// Whether the values of all lines of these headers match; a line that is not text does not.
     fn all_named_by(&self, names: &'static [HeaderName], matches: impl Fn(&str) -> bool) -> bool {
         let mut all = names.iter().flat_map(|name| lines(self.headers, name));
         all.all(|line| str::from_utf8(line).is_ok_and(|text| matches(text.trim())))
     }
 
-    /// Returns the values of these headers.
+    /// Returns the values of these headers that are text.
     fn named_by(&self, names: &'static [HeaderName]) -> impl Iterator<Item = &'a str> {
         let headers = self.headers;
         let all = names.iter().flat_map(move |name| lines(headers, name));

@@ -1,4 +1,4 @@
-//! The address of the original client of a request, behind proxies that are trusted.
+//! Determines the address of a request's original client, behind trusted proxies.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,15 +7,15 @@ use http::{HeaderMap, HeaderValue};
 
 const FORWARDED_FOR: &str = "x-forwarded-for";
 
-/// The remote address (`remoteIpBlocks`, `remote.ip`) of a request that `peer` sent.
+/// Returns the remote address (`remoteIpBlocks`, `remote.ip`) of a request that `peer` sent.
 ///
-/// `trusted` proxies stand in front of the one that called us, an ingress gateway for instance; each adds the address
-/// of its own peer at the end of `x-forwarded-for`. So the addresses of the trusted ones are the last there, and the
+/// `trusted` is the number of trusted proxies in front of `peer`, an ingress gateway for instance. Each proxy appends
+/// the address of its own peer to `x-forwarded-for`, so the last addresses there are those of trusted proxies, and the
 /// one before them is the client's (Envoy's `xff_num_trusted_hops`). Addresses further to the left are claims of the
 /// client.
 ///
-/// Without trusted proxies, and if the header has too few or invalid addresses, it is the peer's
-/// own address: any pod can send that header.
+/// Without trusted proxies, or if the header has too few or invalid addresses, the result is the peer's own address,
+/// since any pod can send that header.
 pub fn remote_address(peer: IpAddr, headers: &HeaderMap, trusted: u32) -> IpAddr {
     if trusted == 0 {
         return peer;
@@ -30,7 +30,7 @@ pub fn remote_address(peer: IpAddr, headers: &HeaderMap, trusted: u32) -> IpAddr
     client.and_then(address).unwrap_or(peer)
 }
 
-/// Parses an address that may have a port.
+/// Parses an IP address, with or without a port.
 fn address(text: &str) -> Option<IpAddr> {
     let text = text.trim();
     let with_port = || text.parse().map(|address: SocketAddr| address.ip()).ok();

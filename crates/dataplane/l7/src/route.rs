@@ -1,10 +1,10 @@
-//! The routes of one port of a service, ready for look-up: Gateway API's HTTPRoute with a Service as parent, and Istio's
+//! Route table of one service port: Gateway API's HTTPRoute and GRPCRoute with a Service as parent, and Istio's
 //! VirtualService.
 //!
-//! All routes of a service are one table. The most specific match wins, whatever route it is in: the path by its
-//! kind (exact, prefix, regular expression) and length, then the method, the number of headers, the number of
-//! parameters; then the older route, its name, and the order in it. For VirtualServices the first rule that
-//! matches wins, in the order of the routes' age and name and of the rules in each.
+//! All routes of a service are one table. The most specific match wins, whatever route it is in: the path by its kind
+//! (exact, prefix, regular expression) and length, then the method, the number of headers, the number of query
+//! parameters; then the older route, its name, and the order in it. For VirtualServices the first rule that matches
+//! wins, in the order of the routes' age and name and of the rules in each.
 
 mod filters;
 mod lookup;
@@ -31,12 +31,11 @@ pub use filters::{
 pub use request::RouteRequest;
 pub use retry::{DEFAULT_BACKOFF, MAX_BACKOFF_MULTIPLE, is_retriable, wait};
 
-/// Reason why requests are not served that a match with an invalid expression or header might be
-/// meant for.
+/// Reason for rejecting requests that an invalid match (expression or header) might be meant for.
 const INVALID_MATCH: ArcStr =
     arcstr::literal!("a regular expression or header name of the match cannot be used");
 
-/// The routes of one port of a service.
+/// HTTP routes of one port of a service.
 #[derive(Debug, Default)]
 pub struct RouteTable {
     matches: Lookup,
@@ -44,39 +43,38 @@ pub struct RouteTable {
     has_routes: bool,
 }
 
-/// A rule of a route.
+/// Compiled rule of a route.
 #[derive(Debug)]
 pub struct Rule {
-    /// Name of the rule's route.
+    /// Name and kind of the route object.
     pub route: RouteName,
-    /// Index of the match in its rule.
+    /// Index of the rule in its route.
     pub index: usize,
     /// Name of the rule, for access logs.
     pub name: Option<ArcStr>,
     backends: Vec<Backend>,
     filters: Filters,
-    /// Timeouts of requests.
+    /// Timeouts of requests that the rule forwards.
     pub timeouts: HttpTimeouts,
-    /// Retry policy of requests.
+    /// Retry policy of requests that the rule forwards.
     pub retry: Option<HttpRetry>,
-    /// Session persistence: requests of a client that go to one endpoint.
+    /// Session persistence of the rule (sticky sessions).
     pub session: Option<HttpSession>,
-    /// Reason why matching requests cannot be served.
+    /// Reason why requests that match are rejected: a setting of the rule is unsupported or invalid.
     pub unsupported: Option<ArcStr>,
-    /// Whether the route is a consumer route: written by clients for themselves, and not by the
-    /// owner of the service.
+    /// Whether the route is a consumer route (GAMMA), which the clients' namespace defines for its own requests.
     pub is_of_clients: bool,
 }
 
-/// Backend of a rule with its filters.
+/// Backend of a rule, with filters of its own.
 #[derive(Debug)]
 pub struct Backend {
-    /// Service, with its weight.
+    /// Service port and weight of the backend.
     pub to: HttpBackend,
     filters: Filters,
 }
 
-/// One match of a table.
+/// Match of a rule in the table.
 #[derive(Clone, Copy, Debug)]
 pub struct RuleMatch<'a> {
     /// Rule of the match.
@@ -85,21 +83,20 @@ pub struct RuleMatch<'a> {
     pub index: usize,
 }
 
-/// Choice of a table for a request.
+/// Result of looking up a request in the table.
 #[derive(Debug)]
 pub enum Choice<'a> {
-    /// The service has no routes, so requests go to the service itself.
+    /// No routes exist, so that the request goes to the service itself.
     Itself,
-    /// Matching rule, and how many bytes of the path its match consumed as prefix.
+    /// Matching rule, and the number of bytes of the path that its match consumed as prefix.
     Rule(&'a Arc<Rule>, usize),
-    /// The service has routes, but none matches; the response is 404.
+    /// Routes exist, but none matches; the response is 404.
     NoMatch,
 }
 
 impl RouteTable {
-    /// Creates the table of a port for clients of a namespace, or for all clients, from routes that
-    /// are ordered by age and name. Routes of several kinds exclude each other: the oldest decides
-    /// which kind is used.
+    /// Builds the table of a port, for clients of a namespace or for all clients, from routes that are sorted by age
+    /// and name. Routes of different kinds exclude each other: the oldest decides which kind is used.
     pub fn new(routes: &[HttpRoute], port: u16, clients: Option<&str>) -> Self {
         let mut table = Self::default();
         let mut matches = Vec::new();
@@ -149,12 +146,12 @@ impl RouteTable {
         }
     }
 
-    /// Whether the table has routes.
+    /// Whether any route applies to the port.
     pub fn has_routes(&self) -> bool {
         self.has_routes
     }
 
-    /// Choice for a request.
+    /// Finds the most specific rule that matches a request.
     pub fn choose(&self, request: &RouteRequest<'_>) -> Choice<'_> {
         if !self.has_routes {
             return Choice::Itself;
@@ -174,8 +171,8 @@ impl RouteTable {
         })
     }
 
-    /// Returns the rules in the order of preference of their matches, up to the rule that
-    /// [`Self::choose`] selects, each with the reason why the request does not match.
+    /// Returns the rules in the order of evaluation of their matches, up to the rule that [`Self::choose`] selects,
+    /// each with the reason why the request does not match.
     pub fn considered<'a>(
         &'a self,
         request: &'a RouteRequest<'_>,
@@ -185,7 +182,7 @@ impl RouteTable {
     }
 }
 
-/// Whether a route is for a port.
+/// Whether a route applies to a service port.
 pub fn concerns(route: &HttpRoute, port: u16) -> bool {
     route.ports.is_empty() || route.ports.contains(&port)
 }
@@ -218,12 +215,12 @@ impl Rule {
         }
     }
 
-    /// Returns the backends in the order of the rule.
+    /// Returns the backends in the order in which the rule lists them.
     pub fn backends(&self) -> &[Backend] {
         &self.backends
     }
 
-    /// Returns the filters for the backend at an index; only the rule's filters for `None`.
+    /// Returns the filters of the rule and of the backend at an index; with `None`, those of the rule alone.
     pub fn applied(&self, backend: Option<usize>) -> Applied<'_> {
         let backend = backend.and_then(|index| self.backends.get(index));
         Applied {
@@ -232,7 +229,7 @@ impl Rule {
         }
     }
 
-    /// Picks a backend for one request by weight, with its index; `None` if there is none.
+    /// Picks a backend by weight, and returns it with its index; `None` if the rule has no backend with a weight.
     pub fn backend(&self, rng: &mut dyn RngCore) -> Option<(usize, &Backend)> {
         let weights = self.backends.iter().map(|backend| backend.to.weight);
         let drawn = weights::draw(weights, rng)?;

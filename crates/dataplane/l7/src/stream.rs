@@ -1,8 +1,8 @@
-//! The routes of connections to one port of a service, ready for look-up: Gateway API's TLSRoute and TCPRoute with a
-//! Service as parent.
+//! Route table for TLS and TCP connections to one service port: Gateway API's TLSRoute and TCPRoute with a Service as
+//! parent.
 //!
-//! TLSRoutes match the server name (SNI) of a client: the exact one first, then the longest wildcard, then routes for
-//! all names; of several the oldest. Connections that match none go to the oldest TCPRoute.
+//! TLSRoutes match the client's SNI: the exact name first, then the longest wildcard, then routes for all names; of
+//! several routes the oldest. Connections that match no TLSRoute go to the oldest TCPRoute.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -11,43 +11,42 @@ use rand::RngCore;
 
 use crate::weights;
 
-/// The routes of one port of a service.
+/// TLS and TCP routes of one port of a service.
 #[derive(Debug, Default)]
 pub struct StreamTable {
     exact: HashMap<ArcStr, Arc<StreamRule>>,
-    /// Rules by the suffix that follows `*.` in the server name.
+    /// Rules for wildcard names, by the suffix that follows `*.`.
     wildcards: HashMap<ArcStr, Arc<StreamRule>>,
-    /// Rule for all TLS connections.
+    /// Rule for TLS connections with any SNI or none.
     any: Option<Arc<StreamRule>>,
     has_tls: bool,
     tcp: Option<Arc<StreamRule>>,
 }
 
-/// Rule of a route of connections.
+/// Rule of a TLSRoute or TCPRoute.
 #[derive(Debug)]
 pub struct StreamRule {
-    /// Name of the route.
+    /// Name and kind of the route object.
     pub route: RouteName,
     backends: Vec<StreamBackend>,
-    /// Reason why matching connections cannot be served.
+    /// Reason why connections that match are rejected: a setting of the route is unsupported or invalid.
     pub unsupported: Option<ArcStr>,
-    /// Whether the route is a consumer route: written by clients for themselves, and not by the
-    /// owner of the service.
+    /// Whether the route is a consumer route (GAMMA), which the clients' namespace defines for its own connections.
     pub is_of_clients: bool,
 }
 
-/// Protocol of a connection, as far as its first bytes reveal it.
+/// Protocol of a connection, as its first bytes reveal it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opening<'a> {
-    /// ClientHello with its server name, in lower case.
+    /// TLS, with the SNI of the ClientHello in lower case.
     Tls(Option<&'a str>),
-    /// Another protocol, or a protocol that was not detected.
+    /// Any other protocol, or one that was not detected.
     Other,
 }
 
 impl StreamTable {
-    /// Creates the table of a port for clients of a namespace, from routes that are ordered by age
-    /// and name. Of each kind, routes of that namespace replace those for all clients.
+    /// Builds the table of a port for clients of a namespace, from routes that are sorted by age and name. For each
+    /// kind, consumer routes of that namespace replace producer routes.
     pub fn new(tls: &[StreamRoute], tcp: &[StreamRoute], port: u16, client: Option<&str>) -> Self {
         let mut table = Self::default();
         for route in of_client(tls, port, client) {
@@ -69,17 +68,17 @@ impl StreamTable {
         table
     }
 
-    /// Whether routing depends on the ClientHello.
+    /// Whether the table has TLS routes, so that the ClientHello must be read.
     pub fn has_tls(&self) -> bool {
         self.has_tls
     }
 
-    /// Whether the table has routes.
+    /// Whether any route applies to the port.
     pub fn has_routes(&self) -> bool {
         self.has_tls || self.tcp.is_some()
     }
 
-    /// Returns the route of a connection; `None` if none matches.
+    /// Finds the rule that matches a connection; `None` if none matches.
     pub fn choose(&self, opening: Opening<'_>) -> Option<&Arc<StreamRule>> {
         let by_name = match opening {
             Opening::Tls(Some(name)) => {
@@ -99,7 +98,7 @@ impl StreamTable {
     }
 }
 
-/// Returns the routes of a port that apply to a client.
+/// Returns the routes of a port that apply to clients of a namespace: its consumer routes, else the producer routes.
 fn of_client<'a>(
     routes: &'a [StreamRoute],
     port: u16,
@@ -124,7 +123,7 @@ impl StreamRule {
         }
     }
 
-    /// Picks a backend by weight; `None` without backends.
+    /// Picks a backend by weight; `None` if the rule has no backend with a weight.
     pub fn backend(&self, rng: &mut dyn RngCore) -> Option<&StreamBackend> {
         let weights = self.backends.iter().map(|one| one.weight);
         self.backends.get(weights::draw(weights, rng)?)

@@ -1,8 +1,8 @@
-//! Weighted random choice.
+//! Random choice by weights, for backends.
 
 use rand::{Rng, RngCore};
 
-/// Draws an index by weight; `None` if all weights are zero.
+/// Picks an index at random, by weight; `None` if all weights are zero.
 pub(crate) fn draw(
     weights: impl Iterator<Item = u32> + Clone,
     rng: &mut dyn RngCore,

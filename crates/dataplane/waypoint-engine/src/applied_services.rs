@@ -8,17 +8,18 @@
 use ambit_model::NamespacedHostname;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Header of a tunnel between waypoints: `NAMESPACE/HOST`, with commas between several. Only waypoints see it.
+/// Request header of the CONNECT between two waypoints: the services whose attachments have been applied, as
+/// `NAMESPACE/HOST` separated by commas. Applications never see it.
 const HEADER: HeaderName = HeaderName::from_static("x-ambit-applied-services");
-/// Maximum number of services that a tunnel names: the requested one, and the backend of a route.
+/// Maximum number of services in the header: the requested service, and the backend of a route.
 const MAX_SERVICES: usize = 2;
 
-/// Services whose attachments have been applied, in the order of their names.
+/// Services whose attachments (policies, tokens, limits, plugins) a previous waypoint has applied, sorted by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct AppliedServices(Vec<NamespacedHostname>);
 
 impl AppliedServices {
-    /// Returns the set of these services.
+    /// Builds the set from service names.
     pub(crate) fn naming(services: impl IntoIterator<Item = NamespacedHostname>) -> Self {
         let mut services: Vec<_> = services.into_iter().collect();
         services.sort_unstable();
@@ -26,7 +27,7 @@ impl AppliedServices {
         Self(services)
     }
 
-    /// Reads the headers of a tunnel. A malformed header names no service, so that all attachments apply.
+    /// Parses the header of a CONNECT. A malformed header yields an empty set, so that all attachments apply.
     pub(crate) fn of(headers: &HeaderMap) -> Self {
         let mut values = headers.get_all(HEADER).iter();
         let (Some(value), None) = (values.next(), values.next()) else {
@@ -41,7 +42,7 @@ impl AppliedServices {
         Self(names.collect())
     }
 
-    /// Names the services in the headers of a tunnel.
+    /// Writes the services to the header of a CONNECT.
     pub(crate) fn write(&self, headers: &mut HeaderMap) {
         if self.0.is_empty() {
             return;
@@ -52,7 +53,7 @@ impl AppliedServices {
         }
     }
 
-    /// Whether the set contains a service.
+    /// Whether the attachments of a service have been applied.
     pub(crate) fn contains(&self, service: &NamespacedHostname) -> bool {
         self.0.contains(service)
     }

@@ -1,5 +1,5 @@
-//! Finds the attachments for a tunnel's target: the services that forward to a pod, according to the waypoint's view of
-//! the mesh, and the protocol that they declare for the requested port.
+//! Finds the attachments for the target of a tunnel. For a pod they come from the services that forward to it according
+//! to the waypoint's view of the mesh, and from the protocol that these services declare for the requested port.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -17,7 +17,7 @@ use crate::{
     waypoint::Waypoint,
 };
 
-/// Finds the policies and routes that apply to a caller's requests to a target.
+/// Finds the attachments (policies, tokens, limits, plugins) that apply to a caller's requests to a target.
 pub(crate) fn find(waypoint: &Waypoint, target: &Target, caller: &Caller) -> Attachments {
     match target {
         Target::Service {
@@ -29,8 +29,8 @@ pub(crate) fn find(waypoint: &Waypoint, target: &Target, caller: &Caller) -> Att
     }
 }
 
-/// Finds what applies now to requests for a port of a service. A headless service has the attachments of its endpoints'
-/// addresses: clients connect to these unless they send the name to the waypoint.
+/// Finds the attachments of requests to a port of a service. A headless service has the attachments of its endpoints'
+/// addresses: clients connect to these unless they send the service's name to the waypoint.
 pub(crate) fn of_service(
     waypoint: &Waypoint,
     service: &NamespacedHostname,
@@ -100,7 +100,7 @@ fn headless_endpoints(
     all
 }
 
-/// Returns the service ports that forward to a port of a pod.
+/// Returns the service ports that forward to a port of a pod, except those whose attachments the sender has applied.
 fn of_workload(
     waypoint: &Waypoint,
     workload: &WorkloadRef,
@@ -185,9 +185,9 @@ fn selecting(
     all.filter(|(service, _)| service.namespace == *workload.namespace())
 }
 
-/// Returns the ports of services that have a port of a workload as target, each once. The workload's record has the
-/// services that select it. Other services have hand-written endpoints with one of its addresses, which need not be the
-/// requested one.
+/// Returns the service ports whose target is a port of a workload, each once. The workload's record lists the services
+/// that select it; other services have hand-written endpoints (EndpointSlices, WorkloadEntries) with one of its
+/// addresses, which need not be the requested one.
 fn service_ports<'a>(
     table: &'a MeshTable,
     workload: &'a WorkloadRef,
@@ -201,7 +201,7 @@ fn service_ports<'a>(
     ports
 }
 
-/// Returns a workload, and the hand-written endpoints with one of its addresses.
+/// Returns a workload and all hand-written endpoints that have one of its addresses.
 fn endpoints<'a>(
     table: &'a MeshTable,
     workload: &'a WorkloadRef,
@@ -215,8 +215,8 @@ fn endpoints<'a>(
     std::iter::once(workload).chain(others)
 }
 
-/// Whether a sender has applied the attachments of a service: it is a pod of another waypoint of the service, and names
-/// this service in its tunnel.
+/// Whether the sender of a tunnel has already applied the attachments of a service: it is a pod of another waypoint of
+/// the service, and names the service in the header of the CONNECT.
 fn is_applied(
     service: &Service,
     own: &GatewayAddress,
@@ -227,8 +227,8 @@ fn is_applied(
         && other_waypoints(service, own).any(|other| is_pod_of(sender, other))
 }
 
-/// Requests the sender's record from the control plane, where it may be another waypoint of a service that forwards to
-/// the target.
+/// Requests the record of a tunnel's sender from the control plane, if the sender may be another waypoint of a service
+/// that forwards to the target.
 pub(crate) async fn learn_sender(waypoint: &Waypoint, target: &Target, caller: &Caller) {
     let Target::Pod { workload, address } = target else {
         return;
@@ -248,7 +248,7 @@ pub(crate) async fn learn_sender(waypoint: &Waypoint, target: &Target, caller: &
     }
 }
 
-/// Returns the sending pod, found by its verified identity.
+/// Returns the workload at the sender's address, if it has the sender's verified identity.
 fn sender<'a>(
     waypoint: &Waypoint,
     table: &'a MeshTable,

@@ -14,21 +14,21 @@ use std::{net::SocketAddr, slice};
 use ambit_l7::authz::{Scope, ServicePort};
 use ambit_model::NamespacedHostname;
 
-/// Attachments that apply to the requests of one tunnel.
+/// Attachments (policies, tokens, limits, plugins, telemetry) that apply to the requests in one tunnel.
 #[derive(Debug)]
 pub(crate) enum Attachments {
-    /// Attachments of a service.
+    /// Attachments of requests to a service.
     Service {
         /// Name of the requested service.
         service: NamespacedHostname,
         /// Requested port of the service.
         port: u16,
     },
-    /// Attachments of the services that forward to a pod.
+    /// Attachments of a pod: those of the services that forward to it.
     Pod {
         /// Requested port of the pod.
         port: u16,
-        /// Service ports that map to the target port.
+        /// Service ports that forward to the pod's port.
         ports: Vec<ServicePort>,
         /// Services of `ports`, each once.
         services: Vec<NamespacedHostname>,
@@ -48,7 +48,7 @@ impl Attachments {
         }
     }
 
-    /// Returns the scope of authorization policies.
+    /// Returns the scope by which authorization policies are selected for the requests.
     pub(crate) fn scope(&self) -> Scope<'_> {
         match self {
             Self::Service { service, .. } => Scope::Service(service),
@@ -56,7 +56,7 @@ impl Attachments {
         }
     }
 
-    /// Returns the services, each once, in the order of their names.
+    /// Returns the services whose attachments apply, each once, sorted by name.
     pub(crate) fn services(&self) -> &[NamespacedHostname] {
         match self {
             Self::Service { service, .. } => slice::from_ref(service),
@@ -64,7 +64,8 @@ impl Attachments {
         }
     }
 
-    /// Returns the requested ports, of services and of the pod itself.
+    /// Returns the ports at which the requests arrive: the requested port, and for a pod also the ports of the services
+    /// that forward to it, each with its service.
     pub(crate) fn ports(&self) -> impl Iterator<Item = (Option<&NamespacedHostname>, u16)> {
         let (own, ports) = match self {
             Self::Service { service, port } => ((Some(service), *port), &[][..]),

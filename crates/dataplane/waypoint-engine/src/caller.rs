@@ -12,7 +12,7 @@ use http::HeaderMap;
 
 use crate::{applied_services::AppliedServices, target::Target};
 
-/// Caller of a tunnel.
+/// Verified identity and address of the client that opened a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Caller {
     /// Verified identity; `None` for plaintext from outside of the mesh.
@@ -23,7 +23,7 @@ pub(crate) struct Caller {
     pub(crate) applied: AppliedServices,
 }
 
-/// Error of an untrusted identity claim.
+/// Error of a CONNECT with an original-peer header that is malformed, or that its sender may not send.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CallerError {
     #[error("{ORIGINAL_PEER_HEADER} is duplicated or malformed")]
@@ -43,7 +43,8 @@ impl Caller {
         identity.map(|identity| identity.namespace.as_str())
     }
 
-    /// Whether the caller is a waypoint that calls for an object of a namespace.
+    /// Whether the caller is a waypoint that calls on behalf of an object of this namespace, under the identity
+    /// reserved for such calls.
     pub(crate) fn calls_for(&self, namespace: &str) -> bool {
         self.identity.as_ref().is_some_and(|identity| {
             identity.is_of_waypoint_calls() && identity.namespace == namespace

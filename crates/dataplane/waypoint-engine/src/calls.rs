@@ -57,24 +57,24 @@ pub(crate) struct Callee<'a> {
     pub(crate) service: &'a NamespacedHostname,
     pub(crate) port: u16,
     pub(crate) caller: CallFor<'a>,
-    /// Waypoints that the request which caused the call has passed.
+    /// Number of waypoints that the causing request has passed, to end routing loops.
     pub(crate) hops: Hops,
-    /// Caller on whose behalf the waypoint calls: connections with shared windows are exclusive to the caller, and
-    /// memory is charged to it.
+    /// Caller for whose request the waypoint calls: the caller's memory budget is charged, and HTTP/2 connections,
+    /// whose receive windows are shared, are used for this caller alone.
     pub(crate) on_behalf: Option<&'a OnBehalf>,
 }
 
-/// Owner of a call, which decides the call's identity.
+/// Party on whose behalf a call is made, which decides the identity of the call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CallFor<'a> {
-    /// Settings of the mesh, for the waypoint's own calls.
+    /// The mesh's administrator: a call that the mesh's settings name, under the waypoint's own identity.
     Mesh,
     /// An object of this namespace: the call uses the identity reserved for the namespace.
     Namespace(&'a str),
 }
 
 impl CallFor<'_> {
-    /// Returns the identity, or `None` for the waypoint's own.
+    /// Returns the identity under which the call is made, or `None` for the waypoint's own.
     fn identity(self, trust_domain: &ArcStr) -> Option<Identity> {
         match self {
             Self::Mesh => None,
@@ -85,7 +85,8 @@ impl CallFor<'_> {
     }
 }
 
-/// Sends a request on a pooled or new connection, and returns the response. The caller limits its time and the body.
+/// Sends a request to a service of the mesh on a pooled or new connection, and returns the response. The calling
+/// function must limit the time and the size of the body.
 ///
 /// # Errors
 /// When neither of two endpoints is reachable, or the endpoint does not respond.
@@ -157,13 +158,14 @@ pub(crate) async fn request(
     }
 }
 
-/// Returns the waypoint's own workload, once the published rules are known: some forbid plaintext.
+/// Returns the waypoint's own workload, once the published destination rules are known, since some forbid plaintext.
 async fn own(shard: &Shard) -> Result<Arc<Local>, CallError> {
     shard.waypoint.published.known().await;
     shard.waypoint.local.known().await.ok_or(CallError::NoOwn)
 }
 
-/// Returns the destination rule of the service, unless the service has its own waypoint, which applies the rule.
+/// Returns the `DestinationRule` state of the called port; `None` if the service has its own waypoint, which applies
+/// the rule.
 fn ruled(
     shard: &Shard,
     callee: Callee<'_>,
@@ -180,7 +182,7 @@ fn ruled(
     Ok(port)
 }
 
-/// Returns the TLS origination for the endpoint, if configured.
+/// Returns the TLS settings for the connection to the endpoint, if the destination's rule requires TLS.
 fn tls_upstream<'a>(
     shard: &'a Shard,
     callee: Callee<'a>,
@@ -230,7 +232,7 @@ async fn choose_upstream(
     Ok(upstream_lookup::resolve(route, waypoint).await?)
 }
 
-/// Returns the PROXY header of the waypoint's own connections, if the callee's rule requires one.
+/// Returns the PROXY protocol header with the waypoint's own address, if the callee's rule requires one.
 fn preamble(own: &Local, port: Option<&Port>, upstream: &Upstream) -> Option<Preamble> {
     Preamble::of(
         port?.policy(),
@@ -240,7 +242,7 @@ fn preamble(own: &Local, port: Option<&Port>, upstream: &Upstream) -> Option<Pre
     )
 }
 
-/// Records an unreachable endpoint; returns the error after the second one.
+/// Excludes an unreachable endpoint from the next attempt; returns the error after the second unreachable endpoint.
 fn try_another(
     upstream: &Upstream,
     failed: &mut Vec<ArcStr>,

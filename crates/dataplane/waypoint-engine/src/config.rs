@@ -23,9 +23,9 @@ use ambit_wasm::Limits;
 use ipnet::IpNet;
 use serde::Serialize;
 
-/// Memory limit of a process without a cgroup limit, in bytes; the chart sets the same.
+/// Memory limit of a process whose cgroup has none, in bytes; the chart sets the same.
 const DEFAULT_MEMORY_LIMIT: u64 = 1 << 30;
-/// Name of the WebSocket upgrade: allowed by default, and the only upgrade with an HTTP/2 form.
+/// Name of the WebSocket upgrade: allowed by default, and the only upgrade that HTTP/2 can carry (RFC 8441).
 pub(crate) const WEBSOCKET: &str = "websocket";
 
 /// Configuration of the waypoint.
@@ -60,7 +60,7 @@ pub struct Config {
     /// `AUTH_TOKEN`: a path or the token itself. Never dumped.
     #[serde(skip)]
     pub auth_token: Option<String>,
-    /// Lifetime of certificates (`SECRET_TTL`).
+    /// Lifetime of the waypoint's certificates (`SECRET_TTL`).
     pub secret_ttl: Duration,
     /// `CRL_PATH`: certificate revocation lists.
     pub crl_path: Option<PathBuf>,
@@ -88,8 +88,8 @@ pub struct Config {
     /// `AMBIT_MEMORY_LIMIT`: memory limit of the process in bytes; by default that of its cgroup, or a gibibyte without
     /// one. Half of it is the budget for callers.
     pub memory_limit: usize,
-    /// `AMBIT_STREAM_STALL_TIMEOUT`, `AMBIT_STREAM_IDLE_TIMEOUT`, `AMBIT_CANCEL_ON_HALF_CLOSE`: when requests are
-    /// cancelled.
+    /// `AMBIT_STREAM_STALL_TIMEOUT`, `AMBIT_STREAM_IDLE_TIMEOUT`, `AMBIT_CANCEL_ON_HALF_CLOSE`: when stalled, idle and
+    /// abandoned requests are cancelled.
     pub streams: Streams,
     /// `AMBIT_UPGRADES`: protocols that HTTP/1.1 connections may be upgraded to, separated by commas, in lower case; or
     /// `none`.
@@ -117,8 +117,8 @@ pub struct Config {
     pub metrics_principals: bool,
     /// Whether the pod uses IPv6 (`IPV6_ENABLED`).
     pub ipv6: bool,
-    /// `AMBIT_FLOW_READER`: SPIFFE id of the control plane, which may read flow events for users. Without it nobody
-    /// may.
+    /// `AMBIT_FLOW_READER`: SPIFFE id of the control plane, which may read flow events for users. Without it no client
+    /// may read them.
     #[serde(skip)]
     pub flow_reader: Option<Identity>,
     /// Port of the admin server, on the loopback address.
@@ -133,9 +133,9 @@ pub struct Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HeaderLimits {
-    /// Maximum number of fields (`AMBIT_MAX_HEADERS`).
+    /// Maximum number of fields of a header section (`AMBIT_MAX_HEADERS`).
     pub fields: usize,
-    /// Maximum size in bytes (`AMBIT_MAX_HEADER_BYTES`).
+    /// Maximum size of a header section in bytes (`AMBIT_MAX_HEADER_BYTES`).
     pub bytes: usize,
 }
 
@@ -177,17 +177,17 @@ impl Default for Streams {
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PluginTimes {
-    /// Timeout of fetching a module (`AMBIT_WASM_FETCH_TIMEOUT`).
+    /// Timeout of fetching a plugin's module (`AMBIT_WASM_FETCH_TIMEOUT`).
     pub fetch: Duration,
-    /// Timeout of starting and configuring an instance (`AMBIT_WASM_START_TIMEOUT`).
+    /// Timeout of starting and configuring a plugin instance (`AMBIT_WASM_START_TIMEOUT`).
     pub start: Duration,
-    /// Timeout of one callback (`AMBIT_WASM_CALLBACK_TIMEOUT`).
+    /// Timeout of one callback of a plugin (`AMBIT_WASM_CALLBACK_TIMEOUT`).
     pub callback: Duration,
-    /// Timeout of holding the headers of a request or response (`AMBIT_WASM_HOLD_TIMEOUT`).
+    /// Maximum time for which a plugin may pause the headers of a request or response (`AMBIT_WASM_HOLD_TIMEOUT`).
     pub hold: Duration,
 }
 
-/// Error of the configuration.
+/// Error of the environment variables.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// Invalid setting that is common to all proxies.

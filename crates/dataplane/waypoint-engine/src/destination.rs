@@ -1,5 +1,5 @@
-//! Services with a `DestinationRule`: state of [`ambit_resilience`] for each requested port, which survives changes of
-//! the rule; and requests that wait for connections.
+//! Services with a `DestinationRule`: the state of load balancing, outlier detection and limits ([`ambit_resilience`])
+//! of each requested port, which survives changes of the rule; and the queue of requests that wait for a connection.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -27,22 +27,22 @@ use crate::{origination::Origination, record_store::to_json};
 /// State and metrics of the waypoint that destination rules need.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RuleContext<'a> {
-    /// Workloads and services.
+    /// Workloads and services of the mesh.
     pub(crate) state: &'a SharedState,
     pub(crate) metrics: &'a HttpMetrics,
 }
 
-/// Subset, if any, and port number.
+/// Key of a port's state: subset, if any, and port number.
 type PortKey = (Option<ArcStr>, u16);
 
-/// Service with a traffic policy.
+/// Service with a `DestinationRule` or `BackendTLSPolicy`, and the state of its ports.
 #[derive(Debug)]
 pub(crate) struct RuledService {
     record: WaypointDestination,
     ports: Mutex<HashMap<PortKey, Arc<Port>>>,
 }
 
-/// State of one service port.
+/// Load-balancing, outlier-detection and limit state of one service port, or of one subset at that port.
 #[derive(Debug)]
 pub(crate) struct Port {
     service: NamespacedHostname,
@@ -50,17 +50,17 @@ pub(crate) struct Port {
     /// Endpoints of the subset; `None` for all endpoints.
     members: Option<Arc<Members>>,
     destination: Destination<BackendEndpoint>,
-    /// Limiter of connections, if a limit is set.
+    /// Semaphore for connections to the endpoints, if the rule limits them (`maxConnections`).
     connections: Option<Connections>,
     /// TLS origination to endpoints, if configured.
     tls: Option<Arc<Origination>>,
 }
 
-/// Uids of the workloads of a subset.
+/// Workloads of a subset, by uid.
 #[derive(Debug)]
 struct Members {
     uids: BTreeSet<ArcStr>,
-    /// Mark that distinguishes sets of endpoints.
+    /// Hash of the uids, by which load balancers recognise a changed subset.
     mark: u64,
 }
 
@@ -85,7 +85,7 @@ struct Connections {
 }
 
 impl Connections {
-    /// Returns `before` if the limit is unchanged, else a new limiter.
+    /// Builds the limiter of connections; reuses `before`, with its permits in use, if the limit is unchanged.
     fn of(limits: &DestinationLimits, before: Option<&Self>) -> Option<Self> {
         let most = limits.connections;
         if most == 0 {
@@ -103,7 +103,7 @@ impl Connections {
 }
 
 impl RuledService {
-    /// Applies a new record and preserves the endpoints' state of `before`.
+    /// Applies a changed record, and keeps the endpoints' state of `before`.
     pub(crate) fn new(record: WaypointDestination, before: Option<&Self>) -> Self {
         let known = before.map(|before| before.ports.lock());
         let ports = known.iter().flat_map(|ports| ports.iter());
@@ -124,7 +124,7 @@ impl RuledService {
         }
     }
 
-    /// Returns the state of a declared port.
+    /// Returns the state of a service port, which the first request creates.
     pub(crate) fn port(&self, number: u16) -> Arc<Port> {
         let mut ports = self.ports.lock();
         let port = ports.entry((None, number));
@@ -132,7 +132,7 @@ impl RuledService {
         port.clone()
     }
 
-    /// Returns the state of a subset, if it exists.
+    /// Returns the state of a subset at a service port; `None` if the rule does not define the subset.
     pub(crate) fn subset(&self, name: &ArcStr, number: u16) -> Option<Arc<Port>> {
         let subset = self.record.subsets.get(name)?;
         let mut ports = self.ports.lock();
@@ -142,17 +142,18 @@ impl RuledService {
         Some(port.clone())
     }
 
-    /// Service that the rule is for.
+    /// Returns the service to which the rule applies.
     pub(crate) fn service(&self) -> &NamespacedHostname {
         &self.record.service
     }
 
-    /// Record of the rule as the control plane publishes it.
+    /// Returns the rule's record as the control plane has published it.
     pub(crate) fn record(&self) -> &WaypointDestination {
         &self.record
     }
 
-    /// Returns the state of the endpoints of a port or of a subset's port; empty before its first request.
+    /// Returns the outlier-detection and load state of the endpoints of a service port, or of a subset at that port;
+    /// empty before its first request.
     pub(crate) fn endpoint_states(
         &self,
         subset: Option<&ArcStr>,
@@ -197,7 +198,7 @@ impl RuledService {
     }
 }
 
-/// Reason why a destination rule leaves a request or connection without an upstream.
+/// Reason why a `DestinationRule` permits no upstream for a request or connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoUpstream {
     #[error("{0}")]
@@ -231,7 +232,7 @@ impl Port {
         }
     }
 
-    /// Returns the state of the port's endpoints for `/config_dump`.
+    /// Returns the state of the port's endpoints (ejections, active requests) for `/config_dump`.
     fn endpoints(&self, now: Instant) -> Value {
         let all = self.destination.endpoints(now);
         let one = |of: &EndpointState| {
@@ -254,7 +255,7 @@ impl Port {
         self.tls.as_deref()
     }
 
-    /// Returns an error if the policy has an unsupported setting, since nothing may be sent then.
+    /// Checks that Ambit supports all settings of the rule. Otherwise nothing may be sent to the destination.
     pub(crate) fn supported(&self) -> Result<(), NoUpstream> {
         let why = self.policy().unsupported.clone();
         why.map_or(Ok(()), |why| Err(NoUpstream::Unsupported(why)))
@@ -266,19 +267,20 @@ impl Port {
         NoUpstream::Overflow(limit)
     }
 
-    /// Counts a new request against the limits.
+    /// Takes a slot for a new request within the rule's request limits, or fails with the limit that is reached.
     pub(crate) fn request(&self, rule_context: RuleContext<'_>) -> Result<Slot, NoUpstream> {
         let slot = self.destination.limits().request(self.limits());
         slot.map_err(|limit| self.overflow(rule_context, limit))
     }
 
-    /// Counts a retry against the limits.
+    /// Takes a slot for a retry within the rule's retry limit or retry budget, or fails with the limit that is reached.
     pub(crate) fn retry(&self, rule_context: RuleContext<'_>) -> Result<Slot, NoUpstream> {
         let slot = self.destination.limits().retry(self.limits());
         slot.map_err(|limit| self.overflow(rule_context, limit))
     }
 
-    /// Takes a connection permit without waiting.
+    /// Takes a permit for a connection to the destination without waiting; `None` if the rule does not limit
+    /// connections.
     pub(crate) fn connection(
         &self,
         rule_context: RuleContext<'_>,
@@ -291,7 +293,7 @@ impl Port {
         Ok(Some(permit))
     }
 
-    /// Waits for a connection permit.
+    /// Waits for a permit for a connection to the destination.
     pub(crate) async fn awaited_connection(
         &self,
         rule_context: RuleContext<'_>,
@@ -308,8 +310,8 @@ impl Port {
         Ok(connections.free.clone().acquire_owned().await.ok())
     }
 
-    /// Returns the route to an endpoint, with its permits. The endpoint is `None` where the service's own waypoint
-    /// chooses.
+    /// Chooses an endpoint, and returns the route to it with a lease that counts against the endpoint's limits. The
+    /// lease has no endpoint if the service's own waypoint chooses one.
     pub(crate) fn route(
         self: &Arc<Self>,
         rule_context: RuleContext<'_>,
@@ -370,7 +372,7 @@ impl Port {
 }
 
 impl EndpointLease {
-    /// Reports the outcome of a request at the endpoint.
+    /// Reports the outcome of a request at an endpoint to outlier detection.
     pub(crate) fn report(&self, rule_context: RuleContext<'_>, outcome: Outcome) {
         let Some(ejection) = self.chosen.report(outcome, Instant::now()) else {
             return;
@@ -383,7 +385,7 @@ impl EndpointLease {
     }
 }
 
-/// Removes the metrics of a service whose rule was removed.
+/// Removes the ejection and overflow metrics of a service whose rule was removed.
 pub(crate) fn forget_metrics(metrics: &HttpMetrics, service: &NamespacedHostname) {
     let causes = Fault::ALL.map(Fault::as_str);
     let limits = Overflow::ALL.map(Overflow::as_str);
@@ -392,7 +394,7 @@ pub(crate) fn forget_metrics(metrics: &HttpMetrics, service: &NamespacedHostname
         .removed(&service.hostname, &causes, &limits);
 }
 
-/// Applies the connect timeout of a rule, if set.
+/// Limits a connection attempt to the rule's connect timeout, if the rule sets one.
 pub(crate) async fn in_time<T>(
     most: Option<Duration>,
     connecting: impl Future<Output = T>,

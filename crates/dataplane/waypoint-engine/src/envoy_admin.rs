@@ -33,10 +33,10 @@ use dump::{ClusterStatuses, ConfigDump, Source};
 use selection::{Section, Selection};
 use snapshot::Snapshot;
 
-/// Maximum concurrent dumps.
+/// Maximum number of dumps that are written concurrently.
 const MAX_DUMPS: usize = 4;
 
-/// The admin interface of one waypoint.
+/// Envoy's admin interface of one waypoint.
 #[derive(Debug)]
 pub struct EnvoyAdmin(Arc<Inner>);
 
@@ -48,7 +48,7 @@ struct Inner {
     dumps: Arc<Semaphore>,
 }
 
-/// Page of the interface.
+/// Page of Envoy's admin interface that the waypoint serves.
 #[derive(Debug)]
 enum Page {
     /// Selected sections of `envoy.admin.v3.ConfigDump`.
@@ -68,7 +68,8 @@ impl EnvoyAdmin {
         }))
     }
 
-    /// Responds to a request for Envoy's form; `None` if it is for another page.
+    /// Responds to a request for a page of Envoy's admin interface; `None` for other pages, such as Ambit's own
+    /// `/config_dump`.
     pub fn respond(&self, request: &Request) -> Option<Response> {
         if request.method() != Method::GET {
             return None;

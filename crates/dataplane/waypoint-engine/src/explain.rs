@@ -24,32 +24,32 @@ use crate::{
     waypoint::{Shard, Waypoint},
 };
 
-/// Port of clients whose port is unknown.
+/// Source port that a predicted connection has if the query names none.
 const UNKNOWN_PORT: u16 = 1024;
 
-/// Predictor of the handling of requests.
+/// Handler of `POST /explain`, which predicts how requests are handled.
 #[derive(Debug)]
 pub struct Explainer {
-    /// Worker state that the session needs; it has no connections.
+    /// State of a worker without connections: the functions that serve requests need one.
     shard: Arc<Shard>,
 }
 
-/// Part of a query that is invalid. The error contains no value, which may be a token.
+/// Invalid part of an explain query. The error contains no value of the query, since it may be a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueryError {
-    /// Authority of the tunnel.
+    /// Authority (`host:port`) of the CONNECT.
     #[error("the authority of the tunnel is no host or address with a port")]
     Authority,
-    /// Identity of a peer.
+    /// Identity of the caller or of the original peer.
     #[error("an identity is no SPIFFE id of a service account")]
     Identity,
-    /// Method of the request.
+    /// HTTP method of the request.
     #[error("the method is not valid in HTTP")]
     Method,
-    /// Path of the request.
+    /// Path and query of the request.
     #[error("the path is not valid in HTTP")]
     Path,
-    /// Host or another header.
+    /// `Host` or another header of the request.
     #[error("the name or value of a header is not valid in HTTP")]
     Header,
 }
@@ -74,9 +74,10 @@ impl Explainer {
         }
     }
 
-    /// Predicts the handling of a request.
+    /// Predicts how the waypoint handles the request that a query describes.
     ///
-    /// # Errors With the invalid part of the query.
+    /// # Errors
+    /// With the invalid part of the query.
     pub async fn explain(&self, query: &WaypointQuery) -> Result<Explanation, QueryError> {
         let authority = Authority::parse(query.authority.as_bytes());
         let authority = authority.map_err(|_| QueryError::Authority)?;
@@ -112,7 +113,7 @@ fn identity(of: &Peer) -> Result<Option<Identity>, QueryError> {
     identity.transpose().map_err(|_| QueryError::Identity)
 }
 
-/// Returns the headers of the CONNECT, as node proxies write them for redirected connections.
+/// Builds the headers of the CONNECT as a node proxy writes them for a redirected connection of this original peer.
 fn tunnel_headers(original: Option<&Peer>) -> Result<HeaderMap, QueryError> {
     let mut headers = HeaderMap::new();
     let Some(original) = original else {
@@ -148,7 +149,7 @@ fn request(of: &HttpQuery) -> Result<Request<()>, QueryError> {
     Ok(request)
 }
 
-/// Explains a refused tunnel, for which there is no HTTP response.
+/// Builds the explanation of a rejected CONNECT, after which no HTTP request is evaluated.
 fn refused(why: &str, status: u16) -> Explanation {
     let why = format!("the tunnel is refused with {status}: {why}");
     Explanation {
@@ -170,7 +171,7 @@ fn tunnel(caller: &Caller, target: &Target) -> Step {
     Step::new(StepKind::Tunnel, StepResult::Passed, why).by(what)
 }
 
-/// Explains a connection to a port whose declared protocol is not HTTP.
+/// Builds the explanation of a connection to a port whose declared protocol is not HTTP.
 fn passed_through(session: &Session) -> Explanation {
     let attachments = session.attachments();
     let policies = session.shard.waypoint.published.policies();

@@ -31,10 +31,10 @@ pub(crate) use slot::{
 
 /// One version of a plugin.
 pub(crate) struct Plugin {
-    /// Number that distinguishes versions and plugins.
+    /// Number that is unique for each version of each plugin.
     pub(crate) number: u64,
     pub(crate) config: WaypointExtension,
-    /// Key of the object, `namespace/name`.
+    /// Key of the plugin's Kubernetes object, `namespace/name`.
     pub(crate) key: String,
     pub(crate) settings: Arc<Settings>,
     /// Metrics that the module defines; they survive new versions.
@@ -43,10 +43,10 @@ pub(crate) struct Plugin {
     state: watch::Sender<State>,
 }
 
-/// Counters of a plugin's events.
+/// Counters of a plugin's failures and of their effect on requests.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    /// Instances that failed.
+    /// Number of plugin instances that failed.
     pub(crate) failures: AtomicU64,
     /// Number of requests rejected because the plugin failed.
     pub(crate) refused: AtomicU64,
@@ -67,7 +67,7 @@ pub(crate) enum State {
     Loading,
     /// The module is compiled.
     Ready(Module),
-    /// The module is unavailable, and why.
+    /// The module cannot be fetched or compiled, with the reason.
     Failed(Arc<str>),
 }
 
@@ -125,7 +125,7 @@ impl Plugin {
         self.state.send_replace(state);
     }
 
-    /// Whether the plugin applies to requests to these ports.
+    /// Whether the plugin's targets include the services or the pod of these attachments.
     fn is_for(&self, attachments: &Attachments) -> bool {
         let config = &self.config;
         attachments.ports().any(|(service, port)| {
@@ -135,7 +135,7 @@ impl Plugin {
         })
     }
 
-    /// Returns the state of the plugin for `/config_dump`.
+    /// Returns the plugin's configuration, loading state and counters for `/config_dump`.
     fn dump(&self) -> Value {
         let (state, error) = match self.state() {
             State::Loading => ("loading", None),
@@ -167,12 +167,12 @@ impl Plugin {
     }
 }
 
-/// Plugins of all targets, in the order of their calls.
+/// Plugins of all targets, sorted in the order in which they run for a request.
 #[derive(Debug, Default)]
 pub(crate) struct Chain(pub(crate) Vec<Arc<Plugin>>);
 
 impl Chain {
-    /// Returns the plugins for requests to a target, each once.
+    /// Returns the plugins that run for requests with these attachments, in order.
     pub(crate) fn of(&self, attachments: &Attachments) -> Vec<Arc<Plugin>> {
         let all = self.0.iter();
         all.filter(|plugin| plugin.is_for(attachments))
@@ -180,7 +180,7 @@ impl Chain {
             .collect()
     }
 
-    /// Returns the first plugin for requests to a target, if there is one.
+    /// Returns the first plugin that runs for requests with these attachments, if any.
     pub(crate) fn first(&self, attachments: &Attachments) -> Option<&Arc<Plugin>> {
         self.0.iter().find(|plugin| plugin.is_for(attachments))
     }
@@ -190,7 +190,7 @@ impl Chain {
 #[derive(Debug, Default)]
 pub(crate) struct Extensions {
     entries: BTreeMap<ArcStr, Entry>,
-    /// Limits of each instance.
+    /// Memory and time limits of each plugin instance.
     pub(crate) limits: Limits,
     last: u64,
     chain: Arc<Chain>,
@@ -199,14 +199,14 @@ pub(crate) struct Extensions {
 #[derive(Debug)]
 struct Entry {
     desired: Arc<Plugin>,
-    /// Last version whose module could be loaded.
+    /// Last version whose module has been loaded: it serves until the desired version is ready.
     good: Option<Arc<Plugin>>,
 }
 
 impl RecordStore for Extensions {
     type Record = WaypointExtension;
 
-    /// Whether requests wait for the records: without them plugins would be bypassed.
+    /// Whether requests wait for the initial records of plugins: without them, requests would bypass plugins.
     const IS_NEEDED: bool = true;
 
     fn put(&mut self, record: ArcStr, config: WaypointExtension) {
@@ -256,7 +256,7 @@ impl RecordStore for Extensions {
 }
 
 impl Extensions {
-    /// Rebuilds the chain of plugins, after a change or when a module is ready.
+    /// Rebuilds the chain of plugins after a record has changed or a module has been loaded.
     pub(crate) fn renew(&mut self) {
         let mut plugins: Vec<_> = self.entries.values_mut().map(Entry::effective).collect();
         plugins.sort_by(|a, b| a.config.order().cmp(&b.config.order()));
@@ -267,7 +267,7 @@ impl Extensions {
         &self.chain
     }
 
-    /// Returns the newest versions of all plugins, whether they can run or not.
+    /// Returns the newest version of every plugin, whether its module is loaded or not.
     pub(crate) fn desired_plugins(&self) -> Vec<Arc<Plugin>> {
         let desired = self.entries.values().map(|entry| entry.desired.clone());
         desired.collect()
@@ -275,7 +275,8 @@ impl Extensions {
 }
 
 impl Entry {
-    /// Returns the version in use: one that can run, if there is any.
+    /// Returns the version that requests use: the desired one, or the last loaded version while the desired module is
+    /// loading or has failed.
     fn effective(&mut self) -> Arc<Plugin> {
         // A plugin with an unsupported configuration does not fall back to its previous version.
         let is_final = self.desired.config.unsupported.is_some();

@@ -1,8 +1,9 @@
-//! Shares of a worker's time: a caller whose tasks are always ready gets a quantum, and then all other ready tasks run
-//! first. Without it, one caller's hundred tunnels would each be polled before another caller's single one.
+//! Fair shares of a worker's CPU time: a caller whose tasks are always ready gets a quantum, and then all other ready
+//! tasks run first. Without it, one caller's hundred tunnels would each be polled before another caller's single one.
 //!
-//! A share counts the time that its tasks' polls take. When the quantum is used up, they wait until the worker has been
-//! through its queue; if nothing else is ready, that is at once. No time is left unused.
+//! A share counts the time that the polls of its tasks take. When the quantum is used up, its tasks wait until the
+//! worker has polled all other ready tasks; if no other task is ready, the next quantum begins at once. No CPU time is
+//! left unused.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -19,18 +20,19 @@ use std::{
 use ambit_model::Identity;
 use parking_lot::Mutex;
 
-/// Time of one caller's tasks between two passes of the worker's queue.
+/// CPU time that the tasks of one caller may use before all other ready tasks of the worker run.
 const QUANTUM: Duration = Duration::from_millis(1);
-/// Maximum number of one caller's tasks that are woken per quantum: tasks that do not fit into the quantum wait again.
+/// Maximum number of a caller's waiting tasks that are woken per quantum. Woken tasks that do not fit into the quantum
+/// wait again.
 const MAX_WOKEN: usize = 16;
 
 /// Identity and address of a caller.
 type Caller = (Option<Identity>, IpAddr);
 
-/// Shares of one worker by caller, as long as tasks run in them.
+/// Live shares of one worker by caller. A share lives as long as one of its tasks.
 type Table = HashMap<Caller, Weak<ShareEntry>>;
 
-/// The shares of one worker.
+/// Table of the callers' CPU shares on one worker.
 #[derive(Debug, Default)]
 pub(crate) struct FairShares(Arc<Mutex<Table>>);
 
@@ -38,7 +40,7 @@ pub(crate) struct FairShares(Arc<Mutex<Table>>);
 #[derive(Clone, Debug)]
 pub(crate) struct FairShare(Arc<ShareEntry>);
 
-/// Share of one caller, removed from the worker's table on drop.
+/// CPU share of one caller, removed from the worker's table on drop.
 #[derive(Debug)]
 struct ShareEntry {
     caller: Caller,
@@ -46,17 +48,18 @@ struct ShareEntry {
     table: Weak<Mutex<Table>>,
 }
 
-/// Accounting of successive quanta, without a clock of its own.
+/// CPU time that a caller has used in the current quantum, and its tasks that wait for the next one. Quanta have no
+/// timer: a pass of the worker's task queue separates them.
 #[derive(Debug, Default)]
 struct Usage {
     used: Duration,
     /// Tasks in the order in which they began to wait, each once.
     waiting: VecDeque<Arc<Waiter>>,
-    /// Whether a task will start the next quantum after passing the worker's queue.
+    /// Whether a task is scheduled to start the next quantum after the other ready tasks of the worker.
     is_renewed: bool,
 }
 
-/// A task that waits for the next quantum, however often it is polled meanwhile.
+/// Queue entry of a task that waits for the next quantum; one per task, however often the task is polled meanwhile.
 #[derive(Debug)]
 struct Waiter {
     waker: Mutex<Waker>,
@@ -71,7 +74,7 @@ impl Waiter {
         })
     }
 
-    /// Whether the task was dropped, so that only the queue holds its waiter.
+    /// Whether the task was dropped: then only the queue refers to its waiter.
     fn is_gone(waiter: &Arc<Self>) -> bool {
         Arc::strong_count(waiter) == 1
     }
@@ -87,7 +90,7 @@ impl Usage {
         self.used < QUANTUM
     }
 
-    /// Enqueues a waiting task. Returns whether the caller must start the next quantum after a pass of the queue.
+    /// Enqueues a task for the next quantum. Returns true if the calling code must schedule the start of that quantum.
     fn wait(&mut self, waiter: &Arc<Waiter>) -> bool {
         if !waiter.is_queued.swap(true, Relaxed) {
             self.waiting.push_back(waiter.clone());
@@ -95,7 +98,7 @@ impl Usage {
         !std::mem::replace(&mut self.is_renewed, true)
     }
 
-    /// Starts a quantum and returns the tasks to wake; `None` if no task waits.
+    /// Starts a quantum, and returns the waiting tasks to wake; `None` if no task waits.
     fn renew(&mut self) -> Option<Vec<Arc<Waiter>>> {
         self.used = Duration::ZERO;
         let mut woken = Vec::new();
@@ -112,7 +115,7 @@ impl Usage {
 }
 
 impl FairShares {
-    /// Returns the share of a caller, which all of the caller's tasks have in common.
+    /// Returns the share of a caller, which all tasks of that caller on this worker use.
     pub(crate) fn of(&self, identity: Option<&Identity>, ip: IpAddr) -> FairShare {
         let caller = (identity.cloned(), ip);
         let mut table = self.0.lock();
@@ -146,12 +149,12 @@ impl Drop for ShareEntry {
 }
 
 impl FairShare {
-    /// Runs a task within the share.
+    /// Wraps a task so that its polls are charged to the share.
     pub(crate) fn run<F: Future>(&self, task: F) -> SharedTask<F> {
         TaskShare::Fixed(self.clone()).run(task)
     }
 
-    /// Starts quanta for as long as tasks wait for them.
+    /// Starts the next quantum after each pass of the worker's queue, until no task waits.
     async fn renew(self) {
         loop {
             // Resumes after all ready tasks, and those that the next poll of sockets and timers makes ready.
@@ -164,28 +167,29 @@ impl FairShare {
     }
 }
 
-/// Share of the caller that uses a connection now. Clones are the same.
+/// CPU share of the caller that currently uses a pooled connection, charged for the connection's tasks. Clones share
+/// it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CurrentShare(Arc<Mutex<Option<FairShare>>>);
 
 impl CurrentShare {
-    /// Moves the connection's tasks to another share; `None` for no share.
+    /// Charges the connection's tasks to another caller's share; `None` leaves them unlimited.
     pub(crate) fn set(&self, share: Option<&FairShare>) {
         *self.0.lock() = share.cloned();
     }
 }
 
-/// Share of a task.
+/// CPU share to which the polls of a task are charged.
 #[derive(Clone, Debug)]
 pub(crate) enum TaskShare {
-    /// Share of one fixed caller.
+    /// Share of one caller for the task's whole life.
     Fixed(FairShare),
-    /// Share of the connection's current caller.
+    /// Share of the caller that uses the task's connection at the time of the poll.
     Current(CurrentShare),
 }
 
 impl TaskShare {
-    /// Runs a task within the share.
+    /// Wraps a task so that its polls are charged to the share.
     pub(crate) fn run<F: Future>(&self, task: F) -> SharedTask<F> {
         SharedTask {
             task: Box::pin(task),
@@ -195,16 +199,16 @@ impl TaskShare {
     }
 }
 
-/// A task within a share.
+/// Task whose polls are charged to a CPU share.
 #[derive(Debug)]
 pub(crate) struct SharedTask<F> {
     task: Pin<Box<F>>,
     share: TaskShare,
-    /// Waiter of the last wait, and the share in which the task waited.
+    /// Queue entry of the task, and the share in which it waited last.
     waiter: Option<(Weak<ShareEntry>, Arc<Waiter>)>,
 }
 
-/// Returns the waiter of a task in a share: that of its last wait, if it was in the same share.
+/// Returns the task's queue entry, if the task waited last in this share.
 fn waiter_in<'a>(
     known: &'a mut Option<(Weak<ShareEntry>, Arc<Waiter>)>,
     share: &FairShare,
@@ -322,7 +326,7 @@ mod tests {
         assert!(shares.0.lock().is_empty());
     }
 
-    /// Keeps the worker busy for a number of turns.
+    /// Uses one quantum of CPU time in each of `turns` polls.
     async fn busy(turns: usize) {
         for _ in 0..turns {
             let began = Instant::now();

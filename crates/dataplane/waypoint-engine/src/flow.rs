@@ -9,7 +9,7 @@ use ambit_route::WorkloadRef;
 
 use crate::{session::Session, target::Target};
 
-/// Server of a request or connection, as far as it was resolved.
+/// Upstream of a request or connection for flow events, as far as it was resolved.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Server<'a> {
     pub(crate) endpoint: Option<SocketAddr>,
@@ -17,7 +17,7 @@ pub(crate) struct Server<'a> {
     pub(crate) service: Option<&'a Arc<Service>>,
 }
 
-/// Reports an event, which `complete` fills in, to readers.
+/// Sends a flow event to the readers, if there are any. `complete` sets the fields of its kind.
 pub(crate) fn report(
     session: &Session,
     event: Event,
@@ -51,14 +51,15 @@ pub(crate) fn report(
     flows.report(event);
 }
 
-/// Sets the byte counts and duration of an event.
+/// Sets the byte counts and the duration of a flow event.
 pub(crate) fn measure(event: &mut Flow, received: u64, sent: u64, duration: Duration) {
     event.bytes_to_server = received;
     event.bytes_to_client = sent;
     event.duration_ms = flow::milliseconds(duration);
 }
 
-/// Returns the caller: the workload at its address, if that has the verified identity of the caller.
+/// Returns the source of a flow event: the workload at the caller's address, if it has the caller's verified identity;
+/// otherwise only the identity and the address.
 fn source(session: &Session) -> Peer {
     let (waypoint, caller) = (&session.shard.waypoint, &session.caller);
     let table = waypoint.state.table();

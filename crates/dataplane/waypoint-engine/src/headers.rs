@@ -14,16 +14,16 @@ use http::{
 };
 use rand::Rng as _;
 
-/// Bytes of one field in a header map besides name and value, including spare capacity.
+/// Bytes that one field occupies in a header map in addition to its name and value, including spare capacity.
 const FIELD_BYTES: usize = 128;
-/// Concurrent copies of a request's header map: forwarded, evaluated by policies again, and buffered for a retry. They
-/// share names and values.
+/// Maximum number of header maps that one request has at a time: the forwarded one, one for repeated authorization, and
+/// one that is buffered for a retry. The maps share names and values.
 const COPIES: usize = 3;
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// Header with the client's certificate identity: set by the waypoint, or absent.
+/// Header `x-forwarded-client-cert`: the waypoint sets it to the verified identity of the client, or removes it.
 const CLIENT_CERT: HeaderName = HeaderName::from_static("x-forwarded-client-cert");
 
 /// Response header of requests that a rate limit rejected.
@@ -43,10 +43,10 @@ const HOP_BY_HOP: [HeaderName; 7] = [
     HeaderName::from_static("http2-settings"),
 ];
 
-/// Headers of a requested upgrade.
+/// Header fields by which an HTTP/1.1 request asks for a protocol upgrade.
 pub(super) const UPGRADE_OF_REQUESTS: [HeaderName; 2] = [CONNECTION, UPGRADE];
 
-/// Headers of addresses and origins: they pass from clients unchanged, in exactly this spelling.
+/// Forwarding and tracing headers that clients may send. Other spellings, with underscores for hyphens, are removed.
 const FORWARDING: [&str; 9] = [
     "forwarded",
     "traceparent",
@@ -59,26 +59,26 @@ const FORWARDING: [&str; 9] = [
     "x-request-id",
 ];
 
-/// Headers of [`FORWARDING`] with the client's address, which modifications of requests leave unchanged.
+/// Headers of [`FORWARDING`] with the client's address, which neither plugins nor authorization providers may change.
 const ADDRESSES: [HeaderName; 2] = [FORWARDED, X_FORWARDED_FOR];
 
-/// Whether a header, in any spelling, makes a claim that only proxies of the mesh may make, or duplicates origin or
-/// framing headers for CGI-style applications.
+/// Whether only proxies of the mesh may send this header, in any spelling, or its name with underscores duplicates a
+/// forwarding or framing header for CGI-style applications, which read both alike.
 pub(crate) fn is_claim(name: &HeaderName) -> bool {
     is_mesh_header(name.as_str())
         || hyphenated(name)
             .is_some_and(|name| is_framing(&name) || FORWARDING.contains(&name.as_str()))
 }
 
-/// Returns the name with hyphens for underscores, if it has any.
+/// Returns the name with underscores replaced by hyphens; `None` if it has no underscore.
 fn hyphenated(name: &HeaderName) -> Option<HeaderName> {
     let text = name.as_str();
     let folded = text.contains('_').then(|| text.replace('_', "-"))?;
     HeaderName::from_bytes(folded.as_bytes()).ok()
 }
 
-/// Whether an authorization provider or a plugin may set or remove a header: not those that identify a caller, route a
-/// request, or frame a message.
+/// Whether an authorization provider or a plugin may set or remove a header. Headers that identify a caller, route a
+/// request, or frame a message are excluded.
 pub(crate) fn may_be_changed(name: &HeaderName) -> bool {
     !is_framing(name) && !is_claim(name) && !ADDRESSES.contains(name)
 }
@@ -104,7 +104,8 @@ const NO_TRAILERS: [HeaderName; 11] = [
     header::WWW_AUTHENTICATE,
 ];
 
-/// Whether a field may be a trailer: fields that policies evaluate, or that the waypoint sets, must be headers.
+/// Whether a field may be a trailer. Fields that policies evaluate, or that the waypoint sets, are accepted as headers
+/// only.
 pub(crate) fn may_be_trailer(name: &HeaderName) -> bool {
     let hyphenated = hyphenated(name);
     let folded = hyphenated.as_ref().unwrap_or(name);
@@ -114,7 +115,8 @@ pub(crate) fn may_be_trailer(name: &HeaderName) -> bool {
         && !FORWARDING.contains(&folded.as_str())
 }
 
-/// Joins the lines of `cookie`, into which HTTP/2 may split it (RFC 9113, section 8.2.3): every reader sees one line.
+/// Joins multiple `cookie` lines into one, since HTTP/2 may split the header (RFC 9113, section 8.2.3) and readers
+/// might evaluate different lines.
 pub(crate) fn join_cookies(headers: &mut HeaderMap) {
     let lines: Vec<_> = headers
         .get_all(COOKIE)
@@ -130,13 +132,13 @@ pub(crate) fn join_cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Error of a `Connection` header that names a meaningful end-to-end header: removing it would change the request for
-/// other recipients.
+/// Error of a `Connection` header that names an end-to-end header: if the waypoint removed that header, applications
+/// would receive a different request than policies have evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the connection header names a header that belongs to the whole request")]
 pub(crate) struct EndToEnd;
 
-/// Removes hop-by-hop headers; with `upgrade`, the header of that name and its related ones are restored.
+/// Removes hop-by-hop headers and those that `Connection` names; keeps `TE: trailers`.
 ///
 /// # Errors
 /// When `Connection` names a header that must not be removed.
@@ -183,7 +185,8 @@ pub(crate) fn has_other_encoding(headers: &HeaderMap) -> bool {
     encodings.next().is_some_and(|one| !is_chunked(one)) || encodings.next().is_some()
 }
 
-/// Removes identity headers of senders that may not set them.
+/// Removes headers that only proxies of the mesh may send, and duplicates of forwarding and framing headers in other
+/// spellings.
 pub(crate) fn remove_claims(headers: &mut HeaderMap) {
     let claims = headers.keys().filter(|name| is_claim(name));
     for name in claims.cloned().collect::<Vec<_>>() {
@@ -191,7 +194,8 @@ pub(crate) fn remove_claims(headers: &mut HeaderMap) {
     }
 }
 
-/// Removes proxy headers from an application's response. Rate limits of a waypoint behind this one are passed on.
+/// Removes headers from an application's response that only proxies of the mesh may send, except `x-envoy-ratelimited`,
+/// which another waypoint may have set.
 pub(crate) fn remove_claims_of_response(headers: &mut HeaderMap) {
     let limited = headers.remove(RATE_LIMITED);
     remove_claims(headers);
@@ -200,7 +204,7 @@ pub(crate) fn remove_claims_of_response(headers: &mut HeaderMap) {
     }
 }
 
-/// Restores the headers of the client's address after a plugin.
+/// Restores the `forwarded` and `x-forwarded-for` headers that a plugin may have changed.
 pub(crate) fn restore_addresses(headers: &mut HeaderMap, came: &HeaderMap) {
     for name in ADDRESSES {
         headers.remove(&name);
@@ -210,7 +214,8 @@ pub(crate) fn restore_addresses(headers: &mut HeaderMap, came: &HeaderMap) {
     }
 }
 
-/// Adds headers that name the caller to applications.
+/// Appends the caller's address to `x-forwarded-for`, and adds `x-forwarded-proto`, `x-request-id` and `traceparent`
+/// where they are missing.
 pub(crate) fn add_forwarding(headers: &mut HeaderMap, caller: IpAddr) {
     let mut chain = Vec::new();
     for value in headers.get_all(X_FORWARDED_FOR) {
@@ -238,14 +243,15 @@ pub(crate) fn add_forwarding(headers: &mut HeaderMap, caller: IpAddr) {
     }
 }
 
-/// Adds `x-envoy-external-address`, if trusted proxies in front of the mesh name the client's address.
+/// Adds `x-envoy-external-address` with the client's address, which trusted proxies in front of the mesh have reported.
 pub(crate) fn add_external_address(headers: &mut HeaderMap, client: IpAddr) {
     if let Ok(value) = HeaderValue::from_str(&client.to_string()) {
         headers.insert(EXTERNAL_ADDRESS, value);
     }
 }
 
-/// Adds `x-forwarded-client-cert`, for waypoints that are configured to set it.
+/// Adds `x-forwarded-client-cert` with the identities of the waypoint and of the client. Only for waypoints that are
+/// configured to set it.
 pub(crate) fn add_client_identity(
     headers: &mut HeaderMap,
     waypoint: &Identity,
@@ -257,7 +263,7 @@ pub(crate) fn add_client_identity(
     }
 }
 
-/// Returns the memory of a header section for the duration of its request, in bytes.
+/// Returns the bytes that a header section and its copies occupy for the duration of a request.
 pub(crate) fn cost(headers: &HeaderMap) -> usize {
     let texts = headers
         .iter()

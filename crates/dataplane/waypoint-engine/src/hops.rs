@@ -1,4 +1,5 @@
-//! Number of waypoints that a request or connection has passed, in a header: it ends routing loops between waypoints.
+//! Number of waypoints that a request or connection has passed, carried in a header to end routing loops between
+//! waypoints.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -8,39 +9,39 @@ const PASSED: HeaderName = HeaderName::from_static("x-ambit-waypoints-passed");
 /// Number of hops at which a request is considered to be in a routing loop. Each route to a service with another
 /// waypoint adds one or two.
 const MAX_HOPS: u8 = 8;
-/// Hops that are added to a mirrored request. Another waypoint may mirror it once more, and the next ones may not:
-/// several mirrors each would multiply it.
+/// Hops added to the count of a mirrored request, so that another waypoint may mirror it once more, but later ones may
+/// not: several mirrors at each waypoint would multiply the requests.
 const MIRROR_HOPS: u8 = 3;
 
-/// Number of waypoints passed before this one.
+/// Number of waypoints that a request or connection has passed before this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hops(u8);
 
 impl Hops {
-    /// Zero hops, for a request that starts here.
+    /// Zero hops, for requests that this waypoint itself originates.
     pub(crate) const NONE: Self = Self(0);
 
-    /// Reads the header; `None` if a loop is suspected.
+    /// Parses the header; `None` if the number of hops suggests a routing loop.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         let text = headers.get(PASSED).and_then(|value| value.to_str().ok());
         let hops = text.and_then(|text| text.parse().ok()).unwrap_or(0);
         (hops < MAX_HOPS).then_some(Self(hops))
     }
 
-    /// Reads and removes the header; `None` if a loop is suspected. A client that forges a high number harms only itself,
-    /// and a low one is corrected by the next waypoint.
+    /// Parses and removes the header; `None` if the number of hops suggests a routing loop. A client that forges a high
+    /// number harms only itself, and the next waypoint corrects a low one.
     pub(crate) fn take(headers: &mut HeaderMap) -> Option<Self> {
         let hops = Self::of(headers);
         headers.remove(PASSED);
         hops
     }
 
-    /// Returns the hops of a mirrored request.
+    /// Returns the number of hops that a mirrored request of this request carries.
     pub(crate) fn mirrored(self) -> Self {
         Self(self.0.saturating_add(MIRROR_HOPS))
     }
 
-    /// Writes the header for the next waypoint, or removes it.
+    /// Writes the header with this waypoint counted, if the next hop is a waypoint, and removes it otherwise.
     pub(crate) fn write(self, headers: &mut HeaderMap, is_next_waypoint: bool) {
         if is_next_waypoint {
             headers.insert(PASSED, HeaderValue::from(u16::from(self.0) + 1));

@@ -56,31 +56,33 @@ use connection::{
     overload,
 };
 
-/// Idle timeout of a connection.
+/// Idle timeout of a client's HTTP connection in a tunnel.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Time for which idle HTTP/1.1 connections stay open during shutdown: a client that has just sent a request cannot
 /// know that it is not read, while a response can close the connection.
 const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Header fields above the limit that HTTP/1 still parses, to respond with the reason.
+/// Number of header fields above the limit that the HTTP/1 parser accepts, so that the waypoint can respond with 431
+/// and the reason.
 const EXTRA_HEADERS: usize = 100;
-/// Bytes of a header section above the limit that HTTP/1 still parses, to respond with the reason.
+/// Bytes of a header section above the limit that the HTTP/1 parser accepts, so that the waypoint can respond with 431
+/// and the reason.
 const EXTRA_HEADER_BYTES: usize = 16 << 10;
-/// Maximum number of concurrent requests on one HTTP/2 connection. Before their budgets are charged, hyper holds as
-/// many decoded header sections of one connection and worker: 100 of 64 kB, which take up to 256 kB each, are 25 MB.
+/// Maximum number of concurrent requests on one HTTP/2 connection. hyper may decode this many header sections before
+/// they are charged to a memory budget: 100 of 64 kB, which occupy up to 256 kB each, are 25 MB.
 const MAX_STREAMS: u32 = 100;
 /// Maximum number of reset streams that HTTP/2 remembers.
 const MAX_RESET_STREAMS: usize = 50;
-/// Bytes of one response that HTTP/2 buffers while its client does not read.
+/// Maximum bytes of one response that HTTP/2 buffers while its client does not read.
 const MAX_SEND_BUFFER_BYTES: usize = 16 << 10;
-/// Divisor of the receive window of an HTTP/2 connection: the window is this part of the free rest of the caller's
-/// budget for connections, within the bounds below.
+/// Divisor for the receive window of an HTTP/2 connection: the window is the caller's free connection budget divided by
+/// this number, within the bounds below.
 const WINDOW_DIVISOR: usize = 64;
 const MIN_WINDOW_BYTES: usize = 64 << 10;
 const MAX_WINDOW_BYTES: usize = 4 << 20;
-/// Receive window of one stream: a few unread uploads leave the connection's window to others.
+/// Receive window of one HTTP/2 stream, so that a few unread uploads cannot use up the connection's window.
 const MAX_STREAM_WINDOW_BYTES: usize = 64 << 10;
 
-/// Serves the requests of a tunnel until the client or the process ends it.
+/// Serves HTTP requests in a tunnel until the client closes it or the process shuts down.
 #[expect(
     clippy::too_many_lines,
     reason = "both versions share what is prepared for each request"
@@ -207,7 +209,7 @@ where
     }
 }
 
-/// Returns an HTTP/1 server with the limits of a connection.
+/// Builds hyper's HTTP/1 server with timeouts and with limits of header sections.
 fn http1_builder(limits: HeaderLimits) -> conn::http1::Builder {
     let mut builder = conn::http1::Builder::new();
     builder
@@ -219,7 +221,7 @@ fn http1_builder(limits: HeaderLimits) -> conn::http1::Builder {
     builder
 }
 
-/// Returns an HTTP/2 server with a receive window and a limit of header sections, both in bytes.
+/// Builds hyper's HTTP/2 server with a connection receive window and a limit of header sections, both in bytes.
 fn http2_builder(window: usize, headers: usize, share: &FairShare) -> conn::http2::Builder<Tasks> {
     let bytes = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
     let mut builder = conn::http2::Builder::new(Tasks(TaskShare::Fixed(share.clone())));

@@ -1,7 +1,8 @@
-//! Limits of checks in flight: unanswered calls to authorization providers and rate-limit services, and calls of
-//! plugins on behalf of requests.
+//! Limits of checks in flight: calls to authorization providers and rate-limit services, and calls of plugins on behalf
+//! of requests, which have no response yet.
 //!
-//! Each caller and each called service has a share of the limit: neither a caller nor a slow service can starve others.
+//! Each caller and each called service may use only a part of the limit, so that neither a caller nor a slow service
+//! can starve others.
 
 use std::{collections::HashMap, hash::Hash, net::IpAddr, sync::Arc};
 
@@ -12,17 +13,18 @@ use parking_lot::Mutex;
 const MAX_CHECKS: usize = 2048;
 /// Maximum checks in flight at one authorization provider, or at the rate-limit services of one namespace.
 const MAX_CHECKS_PER_SERVICE: usize = MAX_CHECKS / 8;
-/// Maximum checks in flight for one caller: less than a service's share, so that no caller can use that up alone.
+/// Maximum checks in flight for one caller. It is half of a service's limit, so that one caller alone cannot use that
+/// up.
 const MAX_CHECKS_PER_CALLER: usize = MAX_CHECKS / 16;
 
-/// Service that a check is counted at.
+/// Called service whose limit a check counts against.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum CheckService {
-    /// An authorization provider of the mesh's administrator, by name.
+    /// Authorization provider of the mesh's settings, by name.
     Provider(ArcStr),
-    /// Rate-limit services of the RateLimits of one namespace.
+    /// Rate-limit services that the RateLimit objects of this namespace name.
     RateLimits(ArcStr),
-    /// Calls of one plugin on behalf of requests.
+    /// Services that one plugin calls on behalf of requests, by the plugin's key.
     Plugin(ArcStr),
 }
 
@@ -58,7 +60,7 @@ impl Drop for CheckPermit {
 }
 
 impl InFlightChecks {
-    /// Counts a check; `None` if the worker, the caller or the service is at its limit.
+    /// Takes a permit for a check; `None` if the worker, the caller or the service is at its limit.
     pub(crate) fn begin(
         &self,
         identity: Option<&Identity>,

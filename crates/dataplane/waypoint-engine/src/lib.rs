@@ -1,8 +1,8 @@
 //! The engine of waypoints: parses, authorizes, routes and measures HTTP for the pods that a waypoint covers.
 //!
-//! [`server`] accepts a tunnel, `target` finds its destination and `caller` its caller. The content is proxied as TCP
-//! (`tcp`) or as HTTP (`http`), to an `upstream`. [`published`] has the configuration from the control plane,
-//! [`explain`] predicts responses.
+//! [`server`] accepts tunnels, `target` resolves the destination of a tunnel and `caller` its source. The bytes in the
+//! tunnel are proxied as TCP (`tcp`) or as HTTP (`http`) to an `upstream`. [`published`] holds the configuration from
+//! the control plane, [`explain`] predicts responses.
 #![forbid(unsafe_code)]
 
 mod applied_services;

@@ -1,5 +1,5 @@
-//! Listening sockets for tunnels, one per worker thread. The supervisor keeps them open, so that connections wait in
-//! the accept queues while a worker process has died and the next one is not ready yet.
+//! Listening sockets for HBONE connections, one per worker thread. The supervisor process keeps them open, so that
+//! connections wait in the accept queues between the death of a worker process and the start of the next one.
 
 use std::{
     net::TcpListener,
@@ -15,10 +15,11 @@ use crate::config::Config;
 /// Name under which the supervisor stores the listeners.
 const STORED_NAME: &str = "tunnels";
 
-/// Takes over all listeners of the previous process, since connections may queue at any of them, or binds the port; and
-/// stores the listeners at the supervisor.
+/// Takes over all listeners of the previous process, since connections may wait in any of their accept queues, or binds
+/// the port; then stores the listeners at the supervisor.
 ///
-/// # Errors When the port cannot be bound.
+/// # Errors
+/// When the port cannot be bound.
 pub fn open(
     config: &Config,
     supervisor: &Supervisor,
@@ -47,7 +48,8 @@ pub fn open(
     Ok(listeners)
 }
 
-/// Releases the listeners that no process will accept from, so that clients are rejected instead of waiting.
+/// Removes the listeners from the supervisor when no further process will accept from them, so that clients are
+/// rejected instead of waiting.
 pub fn release(supervisor: &Supervisor) {
     supervisor.release(STORED_NAME);
 }

@@ -1,6 +1,6 @@
 //! Memory budgets: bytes that the waypoint holds for its callers. A connection's budget is part of its caller's, and a
-//! caller's budget part of the process's. Data that exceeds one of them is rejected before it is stored, so that the
-//! process stays below half of its memory limit regardless of what one caller sends.
+//! caller's budget part of the process's. Data that exceeds a budget is rejected before it is stored, so that the
+//! process stays below half of its memory limit regardless of how much one caller sends.
 
 mod account;
 mod callers;
@@ -8,21 +8,21 @@ mod callers;
 pub(crate) use account::{Exhausted, Permit, Scope};
 pub(crate) use callers::{ConnectionMemory, Memory, Use, WindowShares};
 
-/// Memory limits in bytes.
+/// Limits of the memory budgets, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryLimits {
-    /// Limit of all callers together.
+    /// Limit of the memory held for all callers together.
     pub(crate) process: usize,
-    /// Limit of one caller: a quarter of the process's, so that no caller exhausts that alone.
+    /// Limit of the memory held for one caller: a quarter of `process`, so that one caller alone cannot exhaust that.
     pub(crate) caller: usize,
-    /// Limit of one caller's connections: their buffers and windows.
+    /// Limit of the buffers and windows of all connections of one caller.
     pub(crate) connections: usize,
-    /// Limit of the requests on one connection.
+    /// Limit of the memory of all requests on one connection.
     pub(crate) requests: usize,
 }
 
 impl MemoryLimits {
-    /// Returns the limits for a process limit in bytes.
+    /// Derives all limits from the limit of the process, in bytes.
     pub(crate) fn of(process: usize) -> Self {
         let caller = process / 4;
         Self {

@@ -10,7 +10,7 @@ use prometheus_client::{
 
 use crate::waypoint::Waypoint;
 
-/// Collector of the bytes that callers make the process hold, and of their limit.
+/// Collector of two gauges: bytes charged to callers' memory budgets, and their limit.
 #[derive(Debug)]
 pub struct MemoryGauge(pub Arc<Waypoint>);
 

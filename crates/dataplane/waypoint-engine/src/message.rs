@@ -1,4 +1,4 @@
-//! Types that HTTP connections to clients and to upstreams have in common.
+//! HTTP versions, bodies and executors that connections to clients and to upstreams have in common.
 
 use bytes::Bytes;
 use http::{Request, Uri, uri::Scheme};
@@ -7,19 +7,19 @@ use hyper::rt::Executor;
 
 use crate::fair_share::TaskShare;
 
-/// HTTP version, as far as connections differ.
+/// HTTP version of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Version {
     /// HTTP/1.0 or HTTP/1.1.
     Http1,
-    /// HTTP/2 in cleartext (h2c), or over TLS that the waypoint originates.
+    /// HTTP/2, in cleartext (h2c) or over TLS that the waypoint originates.
     Http2,
 }
 
 /// Body of a request or response.
 pub(crate) type Body = UnsyncBoxBody<Bytes, BodyError>;
 
-/// Reason why a body ends early.
+/// Error that ends a body early.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Returns a body with a fixed text.
@@ -28,7 +28,7 @@ pub(crate) fn text(text: impl Into<Bytes>) -> Body {
     full.map_err(|never| match never {}).boxed_unsync()
 }
 
-/// Marks an HTTP/2 request as sent over TLS (`:scheme`).
+/// Sets `:scheme` of an HTTP/2 request to `https`.
 pub(crate) fn secure(request: &mut Request<Body>) {
     let mut parts = request.uri().clone().into_parts();
     if parts.authority.is_some() {
@@ -39,7 +39,7 @@ pub(crate) fn secure(request: &mut Request<Body>) {
     }
 }
 
-/// Executor of the tasks that an HTTP/2 connection starts, within its share.
+/// Executor for the tasks of an HTTP/2 connection, which charges their polls to a CPU share.
 #[derive(Clone, Debug)]
 pub(crate) struct Tasks(pub(crate) TaskShare);
 

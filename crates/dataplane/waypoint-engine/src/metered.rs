@@ -1,5 +1,5 @@
-//! Stream that counts the bytes that are read, and detects a reset of its peer even while it is neither read nor
-//! written.
+//! Stream that counts the bytes read from it, and detects that its peer has reset the connection even while nothing is
+//! read or written.
 
 use std::{
     future::poll_fn,
@@ -12,10 +12,11 @@ use std::{
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Timeout for delivering bytes that a client sent before it reset its connection.
+/// Time for which the bytes that a client sent before it reset its connection may still be delivered to the endpoint.
 const RESET_GRACE: Duration = Duration::from_secs(5);
 
-/// One end of a relayed connection, which [`reset_by_client`] watches.
+/// Downstream or upstream side of a relayed connection, which counts the bytes read and which [`reset_by_client`]
+/// watches.
 #[derive(Debug)]
 pub(crate) struct Metered<'a, IO, F> {
     io: &'a Mutex<IO>,
@@ -28,8 +29,8 @@ impl<'a, IO, F: Fn(u64)> Metered<'a, IO, F> {
     }
 }
 
-/// Waits until the client's side has failed, and returns the error a while later; also while its bytes wait for the
-/// other side of the connection, so that it is not read.
+/// Completes with the error [`RESET_GRACE`] after the client has reset its connection. It detects the reset even while
+/// the relay does not read from the client because the endpoint accepts no bytes.
 pub(crate) async fn reset_by_client<IO: AsyncWrite + Unpin>(io: &Mutex<IO>) -> io::Error {
     let error = poll_fn(|cx| match Pin::new(&mut *io.lock()).poll_flush(cx) {
         Poll::Ready(Err(error)) => Poll::Ready(error),

@@ -1,4 +1,4 @@
-//! Limits of mirrored requests of one worker, whatever the number of routes that mirror.
+//! Limits of the mirrored requests of one worker, independent of the number of routes that mirror.
 
 use std::sync::{
     Arc,
@@ -7,7 +7,7 @@ use std::sync::{
 
 /// Maximum concurrent mirrored requests of a worker.
 const MAX_MIRRORED_REQUESTS: usize = 256;
-/// Mirrored requests of a worker.
+/// Number of active mirrored requests of a worker, and the bytes buffered for them.
 #[derive(Debug, Default)]
 pub(crate) struct Mirrors {
     active: Arc<AtomicUsize>,
@@ -32,7 +32,7 @@ impl Mirrors {
     }
 }
 
-/// Bytes that all mirrored requests of a worker have buffered.
+/// Number of bytes that a worker has buffered for all mirrored requests together.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BufferedBytes(pub(crate) Arc<AtomicUsize>);
 

@@ -1,10 +1,10 @@
-//! DNS resolution of hosts outside of the mesh: cached, limited in concurrency, and without forbidden addresses
-//! ([`ambit_egress`]). Hosts that clients name must not resolve to addresses of the mesh either.
+//! DNS resolution of hosts outside of the mesh: cached, limited in concurrency, and without addresses that the egress
+//! guard forbids ([`ambit_egress`]). Hosts that clients choose must not resolve to addresses of the mesh either.
 //!
-//! The owner of a domain decides what its names resolve to. A wildcard lets clients choose a name, and so an address:
-//! without this check they could make the waypoint call internal addresses. The look-ups of names from clients, whose
-//! number is unbounded, do not evict those of names from objects or of other clients: both have their own cache and
-//! limits, and one client has few in flight.
+//! The owner of a domain decides to which addresses its names resolve. A wildcard lets clients choose a name, and so an
+//! address: without this check they could make the waypoint call internal addresses. The names that clients choose are
+//! unbounded in number: they have a cache and limits apart from those of names in objects, and one client may have only
+//! a few lookups in flight.
 
 mod lookups;
 
@@ -19,20 +19,20 @@ use lookups::{Lookups, MAX_TTL};
 /// Maximum addresses that are cached as outside the mesh.
 const MAX_OUTSIDE_ADDRESSES: usize = 4096;
 
-/// Resolver of hosts outside the mesh.
+/// DNS resolver for hosts outside the mesh.
 #[derive(Debug)]
 pub(crate) struct Names {
-    /// Hosts that objects name.
+    /// Lookups of hosts that Kubernetes objects name (ServiceEntries, for example).
     of_objects: Lookups,
-    /// Hosts below wildcards that clients name, in any number.
+    /// Lookups of hosts below wildcards that clients choose, in unbounded number.
     of_clients: Lookups,
-    /// Addresses that the control plane reports as outside of the mesh, with the time until which that is valid.
+    /// Addresses that the control plane reports as outside of the mesh, with the time at which the report expires.
     outside: Mutex<HashMap<IpAddr, Instant>>,
     guard: Guard,
 }
 
 impl Names {
-    /// Creates an empty cache; the guard decides which addresses are allowed.
+    /// Creates a resolver with empty caches; the guard decides which addresses may be called.
     pub(crate) fn new(guard: Guard) -> Self {
         Self {
             of_objects: Lookups::new(),
@@ -42,13 +42,13 @@ impl Names {
         }
     }
 
-    /// Resolves a host that an object names to at least one address.
+    /// Resolves a host that a Kubernetes object names to at least one address.
     pub(crate) async fn of(&self, host: &str) -> Result<Known, TooManyLookups> {
         let look_up = || ambit_rt::lookup_name(host);
         self.of_objects.get(host, None, look_up).await
     }
 
-    /// Resolves a host that a client names to at least one address.
+    /// Resolves a host that a client has chosen below a wildcard to at least one address.
     ///
     /// # Errors
     /// When the client is at its limit of lookups.
@@ -61,18 +61,18 @@ impl Names {
         self.of_clients.get(host, Some(caller), look_up).await
     }
 
-    /// Checks that an address may be called, whether it was named directly or resolved.
+    /// Checks that the egress guard allows calls to an address, named directly or resolved.
     pub(crate) fn check(&self, ip: IpAddr) -> Result<(), Forbidden> {
         self.guard.check(ip)
     }
 
-    /// Whether an address is known to be outside of the mesh.
+    /// Whether the control plane has recently reported an address as outside of the mesh.
     pub(crate) fn is_outside_mesh(&self, ip: IpAddr) -> bool {
         let until = self.outside.lock().get(&ip).copied();
         self.guard.is_allowed(ip) || until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Records that an address is outside of the mesh.
+    /// Caches the control plane's report that an address is outside of the mesh.
     pub(crate) fn record_outside_mesh(&self, ip: IpAddr) {
         let now = Instant::now();
         let mut all = self.outside.lock();
@@ -86,7 +86,8 @@ impl Names {
     }
 }
 
-/// Returns the host that a text names, if it is below a wildcard (`*.` and a domain): in lower case, without a port.
+/// Parses a host below a wildcard (`*.` and a domain); returns it in lower case and without port, or `None` if it is
+/// not below the wildcard.
 pub(crate) fn host_below(wildcard: &str, text: &str) -> Option<String> {
     let name = match text.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
@@ -103,8 +104,8 @@ pub(crate) fn host_below(wildcard: &str, text: &str) -> Option<String> {
     (name.len() <= 253 && !first.is_empty() && name.split('.').all(is_label)).then_some(name)
 }
 
-/// Returns the names that are more specific for a host than a wildcard above it, the most specific first: the host
-/// itself, then longer wildcards.
+/// Returns the names under which a host may have a more specific entry than `wildcard`, the most specific first: the
+/// host itself, then longer wildcards.
 pub(crate) fn more_specific(wildcard: &str, text: &str) -> Option<impl Iterator<Item = String>> {
     let host = host_below(wildcard, text)?;
     let above = host.match_indices('.').map(|(dot, _)| dot);

@@ -6,11 +6,11 @@ use ambit_model::Identity;
 
 use crate::memory::ConnectionMemory;
 
-/// Caller of the request for which the waypoint makes a call.
+/// Caller whose request makes the waypoint call another service.
 #[derive(Clone, Debug)]
 pub(crate) struct OnBehalf {
     pub(crate) identity: Option<Identity>,
     pub(crate) ip: IpAddr,
-    /// Budget to which the call is charged.
+    /// Memory budget to which the call is charged.
     pub(crate) memory: ConnectionMemory,
 }

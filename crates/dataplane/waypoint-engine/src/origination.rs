@@ -21,9 +21,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::{config::Config, message::Version};
 
-/// Directory of TLS files, as records of the control plane name it.
+/// Directory by which records of the control plane refer to TLS files; `Config::tls_files` replaces it.
 const TLS_FILES: &str = "/etc/certs";
-/// Time for which cached files are used without a check for changes.
+/// Time after which cached TLS files are checked for changes.
 const FILE_CACHE_TIME: Duration = Duration::from_secs(30);
 /// Longest certificate or key file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -49,7 +49,7 @@ pub(crate) enum OriginationError {
     TooLong(String),
 }
 
-/// TLS origination for one port of a service, as long as its configuration is the same.
+/// TLS client settings for one port of a service, with the cached configuration built from them and its files.
 #[derive(Debug)]
 pub(crate) struct Origination {
     of: Arc<DestinationTls>,
@@ -57,18 +57,18 @@ pub(crate) struct Origination {
     made: Mutex<Option<(Instant, Outward)>>,
 }
 
-/// TLS origination for one connection.
+/// TLS settings for one connection to an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TlsUpstream<'a> {
     pub(crate) origination: &'a Origination,
     pub(crate) config: &'a Config,
-    /// Hostname of the endpoint, if known.
+    /// Hostname of the endpoint: the SNI unless a rule sets one.
     pub(crate) host: &'a str,
     /// HTTP version that is spoken over the connection; `None` for the client's own protocol.
     pub(crate) version: Option<Version>,
 }
 
-/// Pool key of TLS connections: requests with equal keys may share a connection.
+/// TLS part of the key of pooled connections: requests share a connection only if their keys are equal.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TlsKey {
     id: u64,
@@ -76,7 +76,7 @@ pub(crate) struct TlsKey {
 }
 
 impl Origination {
-    /// Builds the configuration, or returns the previous one if it is unchanged.
+    /// Builds the settings for a port, or returns the previous ones if they are unchanged.
     pub(crate) fn of(
         tls: Option<&Arc<DestinationTls>>,
         before: Option<&Arc<Self>>,
@@ -93,7 +93,7 @@ impl Origination {
         }))
     }
 
-    /// Whether the configuration refers to files that may change.
+    /// Whether the settings refer to certificate or key files, which may change on disk.
     fn has_files(&self) -> bool {
         self.of.client.is_some() || matches!(self.of.roots, TlsRoots::File(_))
     }
@@ -136,7 +136,7 @@ impl TlsUpstream<'_> {
         configured.unwrap_or(self.host)
     }
 
-    /// Returns the names of which the certificate must have one; `None` if it is not verified.
+    /// Returns the SANs that are accepted, separated by `|`; `None` if the certificate is not verified.
     pub(crate) fn identity(&self) -> Option<ArcStr> {
         let of = &self.origination.of;
         match &*of.names {
@@ -154,7 +154,7 @@ impl TlsUpstream<'_> {
         }
     }
 
-    /// Starts TLS on a connection.
+    /// Performs the TLS handshake on a connection to an endpoint.
     pub(crate) async fn begin<S>(&self, stream: S) -> Result<ClientStream<S>, OriginationError>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -181,7 +181,7 @@ fn of_system() -> Result<Authorities, OutwardError> {
     Ok(KNOWN.get_or_init(|| found).clone())
 }
 
-/// Reads a file below the waypoint's directory.
+/// Reads a file of the `/etc/certs` directory that rules refer to, from the waypoint's own directory.
 fn text(path: &ArcStr, files: &Path) -> Result<String, OriginationError> {
     let below = Path::new(path.as_str()).strip_prefix(TLS_FILES).ok();
     let is_plain = |below: &&Path| {

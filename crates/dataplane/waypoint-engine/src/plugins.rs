@@ -1,4 +1,4 @@
-//! Functions that plugins need from the waypoint: fetched and compiled modules, attributes of requests, calls, and
+//! Host functions of plugins at the waypoint: loading and compiling modules, attributes of requests, calls, and
 //! metrics.
 
 mod calls;
@@ -22,9 +22,10 @@ pub(crate) use facts::RequestFacts;
 pub use loading::load;
 pub use metrics::PluginMetrics;
 
-/// Returns the instance of a plugin on a worker; waits for one that is starting.
+/// Returns a plugin's running instance on a worker; waits while it starts.
 ///
-/// # Errors With the reason, when there is none.
+/// # Errors
+/// With the reason, when there is none.
 pub(crate) async fn instance(shard: &Arc<Shard>, plugin: &Arc<Plugin>) -> Result<Instance, String> {
     shard
         .extensions
@@ -32,7 +33,8 @@ pub(crate) async fn instance(shard: &Arc<Shard>, plugin: &Arc<Plugin>) -> Result
         .await
 }
 
-/// Keeps the plugins of a worker running, so that requests need not wait.
+/// Starts and stops a worker's plugin instances as the configuration changes, so that requests need not wait for a
+/// start.
 pub(crate) async fn follow(shard: Arc<Shard>) {
     let plugin_context = plugin_context(&shard);
     let mut changes = shard.waypoint.published.watch();

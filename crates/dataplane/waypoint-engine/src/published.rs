@@ -1,5 +1,5 @@
-//! Records that the control plane has published for this waypoint: a store for each type, in the form that requests
-//! need.
+//! Records that the control plane has published for this waypoint: one store for each record type, which converts
+//! records to the form that requests use.
 
 mod destinations;
 mod policies;
@@ -51,16 +51,16 @@ pub struct Published(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     known: RwLock<Known>,
-    /// Whether telemetry is configured, so that requests without it take no lock.
+    /// Whether any telemetry is configured: without it, requests do not take the lock.
     has_telemetry: AtomicBool,
     exporters: Arc<Exporters>,
     /// Egress guard, which decides which addresses may be called.
     guard: Guard,
-    /// Number of changes so far.
+    /// Revision of the configuration: its number of changes so far.
     changes: watch::Sender<u64>,
-    /// Whether plugins exist, so that requests without them take no lock.
+    /// Whether any plugin is configured: without one, requests do not take the lock.
     is_extended: AtomicBool,
-    /// Whether rate limits exist.
+    /// Whether any rate limit is configured: without one, requests do not take the lock.
     is_limited: AtomicBool,
 }
 
@@ -97,15 +97,16 @@ struct Known {
     telemetry_configs: TelemetryConfigs,
     extensions: Extensions,
     limits: Limiters,
-    /// Types whose initial records have all been received.
+    /// Record types of which the complete initial set has been received.
     complete: Vec<WaypointRecordType>,
 }
 
-/// Assigns each record type to its store.
+/// Generates the functions that dispatch a record to the store of its type.
 macro_rules! stores {
     ($($variant:ident: $field:ident,)*) => {
         impl Known {
-            /// Applies a change, and returns the metrics that it removes.
+            /// Applies an update to the store of its type. Returns the removed object, if its metrics must be removed
+            /// too.
             fn apply(&mut self, update: WaypointUpdate) -> Option<RemovedRecord> {
                 match update {
                     $(
@@ -130,7 +131,7 @@ macro_rules! stores {
                 all.into()
             }
 
-            /// Whether serving requires the initial records of a type.
+            /// Whether requests wait until the initial records of a type have been received.
             fn is_needed(&self, of: WaypointRecordType) -> bool {
                 match of {
                     $(WaypointRecordType::$variant => is_needed(&self.$field),)*
@@ -156,7 +157,7 @@ fn is_needed<S: RecordStore>(_store: &S) -> bool {
 }
 
 impl Published {
-    /// Applies changes, and returns the removed targets.
+    /// Applies updates, and returns the removed objects whose metrics must be removed too.
     pub fn apply(&self, updates: impl IntoIterator<Item = WaypointUpdate>) -> Vec<RemovedRecord> {
         let removed = {
             let mut known = self.0.known.write();
@@ -185,7 +186,7 @@ impl Published {
         self.0.changes.send_modify(|count| *count += 1);
     }
 
-    /// Waits until [`Self::is_known`].
+    /// Waits until the configuration is complete enough to serve ([`Self::is_known`]).
     pub async fn known(&self) {
         let mut changes = self.watch();
         while !self.is_known() {
@@ -194,7 +195,8 @@ impl Published {
         }
     }
 
-    /// Whether settings, services and policies have all been received once: before that, nothing can be authorized.
+    /// Whether the initial records of all needed types have been received. Before that, the waypoint cannot authorize
+    /// requests.
     pub fn is_known(&self) -> bool {
         let known = self.0.known.read();
         let mut all = WaypointRecordType::ALL.iter();
@@ -206,7 +208,7 @@ impl Published {
         self.0.known.read().settings.gateway.clone()
     }
 
-    /// Returns a service, if the waypoint serves it.
+    /// Returns the routes and settings of a service, if the waypoint serves it.
     pub fn service(&self, name: &NamespacedHostname) -> Option<Arc<Served>> {
         self.0.known.read().services.get(name).cloned()
     }
@@ -218,12 +220,12 @@ impl Published {
         all
     }
 
-    /// Returns the destination policy of a service, if there is one.
+    /// Returns the `DestinationRule` state of a service, if it has a rule.
     pub(crate) fn destination(&self, name: &NamespacedHostname) -> Option<Arc<RuledService>> {
         self.0.known.read().destinations.get(name).cloned()
     }
 
-    /// Returns the telemetry configuration of requests to these services, or to a pod of a namespace.
+    /// Returns the telemetry configuration for requests to these services, or to a pod of this namespace.
     pub(crate) fn telemetry_config(
         &self,
         services: &[NamespacedHostname],
@@ -240,8 +242,8 @@ impl Published {
             .cloned()
     }
 
-    /// Returns the object that authorizes, authenticates, filters or limits requests, so that an undeclared port must
-    /// be HTTP; `None` if there is no such object.
+    /// Returns the name of an applicable object (policy, JWT rule, plugin or rate limit) that needs HTTP requests, so
+    /// that a port with undeclared protocol must be HTTP; `None` if there is none.
     pub(crate) fn http_object(&self, attachments: &Attachments) -> Option<String> {
         if let Some(key) = self.policies().http_policy(attachments.scope()) {
             return Some(format!("AuthorizationPolicy {key}"));
@@ -261,12 +263,12 @@ impl Published {
         Some(format!("rate limit {}", first.config.key))
     }
 
-    /// Whether an object requires HTTP, as for [`Self::http_object`].
+    /// Whether a policy, JWT rule, plugin or rate limit applies that needs HTTP requests ([`Self::http_object`]).
     pub(crate) fn need_http(&self, attachments: &Attachments) -> bool {
         self.http_object(attachments).is_some()
     }
 
-    /// Returns the egress guard for calls on behalf of objects.
+    /// Returns the egress guard, which restricts the addresses that are called because objects name them.
     pub fn guard(&self) -> &Guard {
         &self.0.guard
     }
@@ -276,12 +278,12 @@ impl Published {
         self.exporters().know(variables);
     }
 
-    /// Returns the queues of telemetry collectors.
+    /// Returns the export queues of telemetry collectors.
     pub(crate) fn exporters(&self) -> &Exporters {
         &self.0.exporters
     }
 
-    /// Returns the plugins; `None` if there are none.
+    /// Returns the plugins in the order in which they run; `None` if none are configured.
     pub(crate) fn extensions(&self) -> Option<Arc<Chain>> {
         if !self.0.is_extended.load(Ordering::Acquire) {
             return None;
@@ -289,12 +291,12 @@ impl Published {
         Some(self.0.known.read().extensions.chain().clone())
     }
 
-    /// Sets the limits of plugins' instances.
+    /// Sets the memory and time limits of plugin instances.
     pub fn limit_extensions(&self, limits: Limits) {
         self.0.known.write().extensions.limits = limits;
     }
 
-    /// Returns the rate limits of requests; `None` without any.
+    /// Returns the rate limits by service; `None` if none are configured.
     pub(crate) fn limits(&self) -> Option<Arc<RequestLimits>> {
         if !self.0.is_limited.load(Ordering::Acquire) {
             return None;
@@ -302,12 +304,12 @@ impl Published {
         Some(self.0.known.read().limits.of_requests().clone())
     }
 
-    /// Returns the newest versions of all plugins.
+    /// Returns the newest version of every plugin, whether its module is loaded or not.
     pub(crate) fn desired_plugins(&self) -> Vec<Arc<Plugin>> {
         self.0.known.read().extensions.desired_plugins()
     }
 
-    /// Applies a new state of a plugin's module.
+    /// Rebuilds the chain of plugins after a module has been loaded or has failed to load.
     pub(crate) fn extension_loaded(&self) {
         self.0.known.write().extensions.renew();
         self.0.changes.send_modify(|count| *count += 1);
@@ -318,17 +320,18 @@ impl Published {
         self.0.known.read().dump()
     }
 
-    /// Returns the authorization policies.
+    /// Returns the authorization policies that apply at this waypoint.
     pub fn policies(&self) -> Arc<Policies> {
         self.0.known.read().policies.all.clone()
     }
 
-    /// Returns the JWT rules.
+    /// Returns the JWT rules of RequestAuthentications.
     pub fn authentications(&self) -> Arc<Authentications> {
         self.0.known.read().authentications.all.clone()
     }
 
-    /// Returns the services whose records are needed: those that the waypoint serves, and the backends of routes.
+    /// Returns the services whose records the waypoint must subscribe to: those that it serves, backends of routes,
+    /// authorization providers, and rate-limit services.
     pub fn needed(&self) -> Vec<NamespacedHostname> {
         let known = self.0.known.read();
         let services = known.services.values();
@@ -349,7 +352,8 @@ impl Published {
         names
     }
 
-    /// Returns the namespaces of objects on whose behalf the waypoint makes calls.
+    /// Returns the namespaces whose objects make the waypoint call services: each has an identity of its own for these
+    /// calls.
     pub(crate) fn calling_namespaces(&self) -> BTreeSet<ArcStr> {
         let known = self.0.known.read();
         let plugins = known.extensions.desired_plugins().into_iter();
@@ -357,17 +361,18 @@ impl Published {
         plugins.chain(known.limits.calling_namespaces()).collect()
     }
 
-    /// Returns the number of changes so far.
+    /// Returns the revision of the configuration, which increases with every change.
     pub(crate) fn revision(&self) -> u64 {
         *self.0.changes.borrow()
     }
 
-    /// Notifies sessions that the services of pods have changed.
+    /// Increases the revision, since the services that select some pods have changed, so that sessions find their
+    /// attachments again.
     pub(crate) fn services_of_pods_changed(&self) {
         self.0.changes.send_modify(|count| *count += 1);
     }
 
-    /// Returns a receiver that is notified of every change.
+    /// Returns a receiver of the configuration's revision, notified of every change.
     pub fn watch(&self) -> watch::Receiver<u64> {
         self.0.changes.subscribe()
     }

@@ -17,13 +17,13 @@ use serde_json::{Value, json};
 
 use crate::record_store::{RecordStore, RemovedRecord, to_json};
 
-/// Compiled RateLimit object.
+/// RateLimit object with its compiled matches and the counters of its local limits.
 #[derive(Debug)]
 pub(crate) struct Limiter {
     pub(crate) config: RateLimit,
-    /// Limits in the order of `config.local`.
+    /// Matches and token buckets of the local limits, in the order of `config.local`.
     local: Vec<LocalLimiter>,
-    /// Matches of each descriptor of `config.global`.
+    /// Compiled matches of each descriptor of `config.global`.
     descriptors: Vec<LimitMatches>,
 }
 
@@ -36,7 +36,8 @@ struct LocalLimiter {
 #[derive(Debug)]
 struct SharedBuckets {
     buckets: Mutex<Buckets>,
-    /// Random keys, so that a client cannot choose values that share the bucket of others.
+    /// Randomly keyed hash functions, so that a client cannot craft values that collide with the buckets of other
+    /// clients.
     hashers: (RandomState, RandomState),
 }
 
@@ -86,8 +87,9 @@ impl Limiter {
         }
     }
 
-    /// Counts a request against each matching local limit, until one rejects it. `key` holds the request's limit keys.
-    /// A limit that counted it under the same key as `before` does not count it again.
+    /// Counts a request against each matching local limit, until one rejects it. `key` returns the values by which a
+    /// limit distinguishes requests. A limit that has counted the request in its previous form `before` under the same
+    /// key does not count it again.
     pub(crate) fn take<K: Hash + Eq>(
         &self,
         request: &RouteRequest<'_>,
@@ -113,7 +115,7 @@ impl Limiter {
         met
     }
 
-    /// Returns the descriptors of a request.
+    /// Returns the descriptors that a rate-limit service receives for a request.
     pub(crate) fn descriptors<'a>(
         &'a self,
         global: &'a GlobalLimit,
@@ -125,14 +127,14 @@ impl Limiter {
     }
 }
 
-/// Rate limiters of the waypoint.
+/// Store of the waypoint's RateLimit objects with their counters.
 #[derive(Debug, Default)]
 pub(crate) struct Limiters {
     by_record: BTreeMap<ArcStr, Arc<Limiter>>,
     of_requests: Arc<RequestLimits>,
 }
 
-/// RateLimit objects by target, each list in the order of their names.
+/// RateLimit objects by target service, each list sorted by name.
 #[derive(Debug, Default)]
 pub(crate) struct RequestLimits {
     of_all: Arc<[Arc<Limiter>]>,
@@ -140,7 +142,8 @@ pub(crate) struct RequestLimits {
 }
 
 impl RequestLimits {
-    /// Returns the limits of requests to these services, each once; without services, those of requests to a pod.
+    /// Returns the RateLimit objects for requests to these services, each once; without services, those for requests to
+    /// a pod.
     pub(crate) fn of(&self, services: &[NamespacedHostname]) -> Arc<[Arc<Limiter>]> {
         let of_one = |service| self.of_services.get(service).unwrap_or(&self.of_all);
         match services {
@@ -159,7 +162,7 @@ impl RequestLimits {
 impl RecordStore for Limiters {
     type Record = RateLimit;
 
-    /// Whether requests wait for the records: without them nothing would be counted.
+    /// Whether requests wait for the initial records of rate limits: without them, requests would not be counted.
     const IS_NEEDED: bool = true;
 
     fn put(&mut self, resource: ArcStr, record: RateLimit) {
@@ -209,14 +212,14 @@ impl Limiters {
         self.by_record.is_empty()
     }
 
-    /// Returns the namespaces whose objects have rate-limit services.
+    /// Returns the namespaces of RateLimit objects that name rate-limit services.
     pub(crate) fn calling_namespaces(&self) -> impl Iterator<Item = ArcStr> {
         let all = self.by_record.values();
         let checking = all.filter(|one| one.config.global.is_some());
         checking.map(|one| one.config.key.namespace.clone())
     }
 
-    /// Returns the rate-limit services that limits name.
+    /// Returns the rate-limit services that RateLimit objects name.
     pub(crate) fn callees(&self) -> impl Iterator<Item = &NamespacedHostname> {
         let all = self.by_record.values();
         let globals = all.filter_map(|one| one.config.global.as_ref());

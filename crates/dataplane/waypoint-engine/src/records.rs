@@ -1,4 +1,4 @@
-//! Records of the control plane, applied to the state of the mesh and to the waypoint's configuration.
+//! Applies xDS updates of the control plane to the state of the mesh and to the waypoint's configuration.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
     published::{Published, RemovedRecord},
 };
 
-/// Time limit for one needed record, after which the next one is requested.
+/// Timeout of requesting one needed record, after which the next one is requested.
 const NEEDED_RECORD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Requests the records of served services, and of routes' backends, before requests need them.
@@ -43,7 +43,7 @@ pub async fn follow_needed(state: SharedState, published: Published) {
     }
 }
 
-/// Whether an update may change the services of a known workload.
+/// Whether an xDS update may change which services select a known workload.
 fn changes_services_of_workloads(state: &SharedState, update: &Update) -> bool {
     let table = state.table();
     let is_shared = |network: &str, ips: &[IpAddr], uid: &str| {
@@ -72,20 +72,20 @@ fn changes_services_of_workloads(state: &SharedState, update: &Update) -> bool {
     }
 }
 
-/// Handler of the xDS client's updates.
+/// Handler of the updates that the xDS client receives.
 #[derive(Debug)]
 pub struct RecordHandler {
-    /// Workloads and services.
+    /// Workloads and services of the mesh.
     pub state: SharedState,
     /// Configuration of the waypoint.
     pub published: Published,
-    /// Metrics of connections.
+    /// Metrics of connections and of received xDS messages.
     pub metrics: Arc<Metrics>,
     /// Metrics of requests.
     pub http_metrics: Arc<HttpMetrics>,
-    /// Readiness task that completes with the initial configuration.
+    /// Readiness gate that opens when the initial configuration has been received.
     pub known: ReadyTask,
-    /// Cache from which the next worker process starts.
+    /// Cache of the received state, from which the next worker process starts.
     pub cache: Option<Arc<MeshCache>>,
 }
 

@@ -1,4 +1,5 @@
-//! Limit of concurrent retries: it prevents that a failing backend gets many times the requests of a healthy one.
+//! Retry budget: a limit of concurrent retries per destination, so that a failing backend does not receive a multiple
+//! of its usual load.
 
 use std::{
     collections::HashMap,
@@ -14,17 +15,17 @@ use parking_lot::Mutex;
 
 /// Retry budget in percent of active requests.
 pub(crate) const RETRY_PERCENT: usize = 20;
-/// Minimum number of concurrent retries that is always allowed.
+/// Minimum number of concurrent retries to one destination that the budget always allows.
 pub(crate) const MIN_RETRIES: usize = 3;
-/// Maximum number of destinations without requests that are remembered.
+/// Number of remembered destinations above which those without active requests are removed.
 const MAX_IDLE_DESTINATIONS: usize = 1024;
 
-/// Destination with its own retry budget.
+/// Destination that has a retry budget of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Account {
-    /// Target address of a tunnel.
+    /// Target of a tunnel, for requests that no route forwards elsewhere.
     Address(SocketAddr),
-    /// Service that routes name as backend, and its port.
+    /// Service that is a route's backend, and its port.
     Service(NamespacedHostname, u16),
 }
 
@@ -38,16 +39,16 @@ struct Counts {
     retries: AtomicUsize,
 }
 
-/// Guard that counts an active request.
+/// Guard of an active request, which counts towards the retry budget of its destination.
 #[derive(Debug)]
 pub(crate) struct Active(Arc<Counts>);
 
-/// Permit of one retry.
+/// Permit of one retry, released on drop.
 #[derive(Debug)]
 pub(crate) struct Permit(Arc<Counts>);
 
 impl Budgets {
-    /// Counts a request until the value is dropped.
+    /// Counts an active request to a destination until the returned guard is dropped.
     pub(crate) fn active(&self, account: Account) -> Active {
         let mut all = self.0.lock();
         let counts = all.entry(account).or_default().clone();
@@ -60,7 +61,7 @@ impl Budgets {
 }
 
 impl Active {
-    /// Takes a retry permit, if the budget has room.
+    /// Takes a permit for a retry to the request's destination; `None` if the budget is exhausted.
     pub(crate) fn permit(&self) -> Option<Permit> {
         let Counts { active, retries } = &*self.0;
         let most = MIN_RETRIES.max(active.load(Relaxed) * RETRY_PERCENT / 100);

@@ -1,39 +1,39 @@
-//! Mark of requests that a previous waypoint has already sent once: it makes the attempts of several waypoints add up
-//! instead of multiplying.
+//! Header that marks retries between waypoints, so that the attempts of several waypoints add up instead of
+//! multiplying.
 //!
-//! A waypoint that receives a marked request does not retry it once an endpoint may have received it. Only the first
-//! attempt of each waypoint has the retries of the next one, so n, m and k retries cause 1 + n + m + k attempts at
-//! most.
+//! A waypoint does not retry a marked request once an endpoint may have received it. Only the first attempt of each
+//! waypoint may be retried by the next one, so n, m and k retries cause at most 1 + n + m + k attempts.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Header of retries, sent between waypoints only. A client that sends it loses its own retries, and gains nothing.
+/// Request header that marks retries, sent between waypoints only. A client that sends it loses its own retries, and
+/// gains nothing.
 const HEADER: HeaderName = HeaderName::from_static("x-ambit-retry");
 
-/// Whether a request is a retry.
+/// Mark that a request is a retry of a previous waypoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RetryMark(bool);
 
 impl RetryMark {
-    /// Mark of mirrored requests, which no further waypoint retries.
+    /// Mark of mirrored requests, so that no further waypoint retries them.
     pub(crate) const MIRROR: Self = Self(true);
 
-    /// Reads and removes the mark of a received request.
+    /// Parses and removes the mark of a received request.
     pub(crate) fn take(headers: &mut HeaderMap) -> Self {
         Self(headers.remove(HEADER).is_some())
     }
 
-    /// Whether the request is a retry.
+    /// Whether the request is a retry of a previous waypoint.
     pub(crate) fn is_set(self) -> bool {
         self.0
     }
 
-    /// Returns the mark for an attempt, which is set if the attempt is a retry.
+    /// Returns the mark of an attempt: set if this waypoint or a previous one retries the request.
     pub(crate) fn or(self, is_retry: bool) -> Self {
         Self(self.0 || is_retry)
     }
 
-    /// Marks the request for the next waypoint, if there is one.
+    /// Writes the mark if the next hop is a waypoint, and removes it otherwise.
     pub(crate) fn write(self, headers: &mut HeaderMap, is_waypoint: bool) {
         if self.0 && is_waypoint {
             headers.insert(HEADER, HeaderValue::from_static("1"));

@@ -1,21 +1,22 @@
-//! Owner of the route by which a request or connection is forwarded to another service; it decides the policies that
-//! apply there.
+//! Owner of the route that forwards a request or connection to another service. It decides which policies apply to the
+//! forwarded request.
 //!
-//! Producer routes, and routes of the waypoint, are trusted: the Gateway's policies apply to the original request, and
-//! the backend's own policies apply as well. Consumer routes must not give clients more access than a direct request: a
-//! request that they forward to a service of this waypoint is authorized as a request to that service.
+//! Producer routes, and routes of the waypoint's own namespace, are trusted: the Gateway's policies apply to the
+//! original request, and the backend's own policies apply as well. Consumer routes must not give clients more access
+//! than a direct request: a request that they forward to a service of this waypoint is authorized as a request to that
+//! service.
 
 use ambit_l7::authz::Scope;
 use ambit_model::NamespacedHostname;
 
 use crate::published::Published;
 
-/// Owner of a route.
+/// Owner of the route that matches a request or connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RouteOwner {
-    /// The service's or the waypoint's namespace (producer route).
+    /// Namespace of the service or of the waypoint (producer route).
     Service,
-    /// Owner of a consumer route: the client's namespace.
+    /// Namespace of the client (consumer route).
     Clients,
 }
 
@@ -28,7 +29,8 @@ impl RouteOwner {
         }
     }
 
-    /// Returns the scope of the policies that apply at the backend; `None` if the waypoint has none for it.
+    /// Returns the scope of the policies that authorize the request at the route's backend; `None` if this waypoint has
+    /// no policies for it.
     pub(crate) fn scope<'a>(
         self,
         published: &Published,

@@ -1,4 +1,5 @@
-//! Server of tunnels: TLS, CONNECT, caller and target of each tunnel; then its content is served.
+//! Server for HBONE: accepts TLS connections, resolves caller and target of each CONNECT, and serves the tunnel as TCP
+//! or HTTP.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -31,10 +32,10 @@ use crate::{
     waypoint::{Shard, Waypoint},
 };
 
-/// Maximum memory of a TLS handshake in bytes: its messages may have 64 kB, and are buffered twice.
+/// Maximum memory of a TLS handshake in bytes: a handshake message may have 64 kB, and is buffered twice.
 const HANDSHAKE_BYTES: usize = 128 << 10;
 
-/// Reason why a tunnel is rejected.
+/// Reason why a CONNECT request is rejected.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StreamError {
     #[error(transparent)]
@@ -72,7 +73,7 @@ struct Client {
     memory: ConnectionMemory,
 }
 
-/// Serves tunnels from the listeners while the gate is open, until the drain begins.
+/// Accepts HBONE connections from the listeners while the gate is open, until the drain begins.
 pub fn serve(
     waypoint: &Arc<Waypoint>,
     workers: &Workers,
@@ -117,7 +118,7 @@ fn serve_on_worker(
     Ok(())
 }
 
-/// Serves one connection to port 15008.
+/// Serves one HBONE connection to port 15008.
 async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     let Accepted {
         stream,
@@ -188,7 +189,7 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     share.run(serving).await;
 }
 
-/// Reports a connection or tunnel that ended before its caller and target were known.
+/// Reports a connection or CONNECT that was rejected before its caller and target were resolved.
 fn denied(waypoint: &Waypoint, ends: (SocketAddr, SocketAddr), error: &str) {
     let own = waypoint.local.now(None);
     let direction = Direction::Inbound;
@@ -241,7 +242,7 @@ async fn serve_tunnel(
     }
 }
 
-/// Finds the caller and the target of a tunnel.
+/// Resolves the caller and the target of a CONNECT.
 pub(crate) async fn find(
     waypoint: &Waypoint,
     identity: Option<&Identity>,
@@ -264,18 +265,19 @@ pub(crate) async fn find(
     })
 }
 
-/// Content of a tunnel.
+/// Protocol by which the content of a tunnel is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// HTTP, as declared by the port.
+    /// HTTP, since the port declares it.
     Http,
-    /// HTTP on an undeclared port, required by routes or policies for requests; other protocols are refused.
+    /// HTTP at a port with undeclared protocol, since routes, policies, JWT rules, plugins or rate limits need
+    /// requests; other protocols are rejected.
     HttpOnly,
-    /// Any TCP connection, forwarded unchanged.
+    /// Opaque TCP, forwarded unchanged.
     Tcp,
-    /// TLS connection, routed by its SNI.
+    /// TLS, routed by its SNI and forwarded unchanged.
     Tls,
-    /// HTTP or any other connection, detected from the first bytes.
+    /// HTTP or opaque TCP, detected from the first bytes.
     Unknown,
 }
 
@@ -287,7 +289,8 @@ impl Kind {
         Self::for_client(waypoint, &session.target, &attachments, client)
     }
 
-    /// Returns the kind of a client's connections by its namespace; `None` for clients without routes of their own.
+    /// Returns how the tunnel of a client in this namespace is served, by the declared protocol and by the routes for
+    /// this namespace; with `None`, by producer routes only.
     pub(crate) fn for_client(
         waypoint: &Waypoint,
         target: &Target,
@@ -339,7 +342,7 @@ async fn serve_opened(session: Session, tunnel: Tunnel, kind: Kind) {
     }
 }
 
-/// Serves HTTP on an undeclared port, and refuses other protocols by name.
+/// Serves HTTP at a port with undeclared protocol, and rejects connections of other protocols.
 async fn serve_http_only(session: Session, mut io: Sniffed<TunnelIo>) {
     let limit = session.shard.waypoint.config.headers_timeout;
     let opening = tokio::time::timeout(limit, io.opening()).await;

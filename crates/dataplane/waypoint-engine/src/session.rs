@@ -1,4 +1,4 @@
-//! Session of one accepted tunnel: its caller, its target, and its limits.
+//! Session of one accepted tunnel: its caller, target, attachments and budgets.
 
 use std::{
     net::IpAddr,
@@ -38,39 +38,39 @@ pub(crate) struct Misdirected {
     host: String,
 }
 
-/// One accepted tunnel: its caller, target, and limits.
+/// State of one accepted tunnel: caller, target, attachments and budgets.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) shard: Arc<Shard>,
     pub(crate) caller: Caller,
     pub(crate) target: Target,
-    /// Waypoints that the tunnel has passed.
+    /// Number of waypoints that the connection has passed before this one.
     pub(crate) hops: Hops,
     /// Memory budget of the requests in the tunnel.
     pub(crate) memory: ConnectionMemory,
-    /// CPU share of the connection's tasks.
+    /// CPU share to which the tasks of the tunnel's connection are charged.
     pub(crate) share: FairShare,
-    /// Attachments that apply, and the revision of the configuration from which they were found.
+    /// Attachments that apply to the tunnel's requests, and the configuration revision for which they were found.
     attachments: Mutex<(u64, Arc<Attachments>)>,
     /// Metric labels of the caller, once its record is known.
     source: OnceLock<Arc<Party>>,
-    /// Number in flow events, assigned by the first event.
+    /// Id of the tunnel in flow events, assigned by the first event.
     number: OnceLock<u64>,
-    /// Guard that shutdown waits for.
+    /// Guard that delays the process's shutdown until the session ends.
     open: Arc<OpenWork>,
 }
 
-/// Request of a client to open a tunnel.
+/// CONNECT request of a client, with its resolved caller and target.
 #[derive(Debug)]
 pub(crate) struct TunnelRequest {
     pub(crate) caller: Caller,
     pub(crate) target: Target,
-    /// Waypoints that the connection has passed.
+    /// Number of waypoints that the connection has passed before this one.
     pub(crate) hops: Hops,
 }
 
 impl Session {
-    /// Creates the session of a tunnel. `open` is held until the session ends.
+    /// Creates the session of a tunnel. Shutdown waits for `open` until the session ends.
     pub(crate) fn new(shard: Arc<Shard>, request: TunnelRequest, open: OpenWork) -> Self {
         let TunnelRequest {
             caller,
@@ -99,8 +99,8 @@ impl Session {
         }
     }
 
-    /// Returns the session for a request or connection to a host with a more specific entry than the wildcard of the
-    /// tunnel's target: the routes and attachments of that entry apply, whichever address was called.
+    /// Returns a new session for a host below the wildcard of the tunnel's target, if the host has a more specific
+    /// service: its routes and attachments apply instead, whichever address was called.
     pub(crate) fn of_host(&self, host: &str) -> Result<Option<Self>, Misdirected> {
         let Some(service) = self.specific(host)? else {
             return Ok(None);
@@ -126,14 +126,14 @@ impl Session {
         }))
     }
 
-    /// Returns the number in flow events.
+    /// Returns the id of the tunnel in flow events.
     pub(crate) fn number(&self) -> u64 {
         let flows = self.shard.waypoint.metrics.flows();
         *self.number.get_or_init(|| flows.number())
     }
 
-    /// Returns the most specific entry for a host below the wildcard of the tunnel's target, if it differs from the
-    /// wildcard. It must be the same for the wildcard's namespace and for the caller's.
+    /// Finds the most specific service for a host below the wildcard of the tunnel's target; `None` if it is the
+    /// wildcard itself. It must be the same for the wildcard's namespace and for the caller's.
     pub(crate) fn specific(&self, host: &str) -> Result<Option<Arc<Service>>, Misdirected> {
         let Some(wildcard) = self.target.named() else {
             return Ok(None);
@@ -164,7 +164,8 @@ impl Session {
         }
     }
 
-    /// Returns the attachments that currently apply to requests.
+    /// Returns the attachments that currently apply to the tunnel's requests, found again when the configuration has
+    /// changed.
     pub(crate) fn attachments(&self) -> Arc<Attachments> {
         let waypoint = &self.shard.waypoint;
         let mut known = self.attachments.lock();
@@ -178,13 +179,14 @@ impl Session {
         known.1.clone()
     }
 
-    /// Returns the object that requires an undeclared target to be HTTP.
+    /// Returns the name of a policy, JWT rule, plugin or rate limit of the target that needs HTTP requests; `None` if
+    /// there is none.
     pub(crate) fn http_object(&self) -> Option<String> {
         let published = &self.shard.waypoint.published;
         published.http_object(&self.attachments())
     }
 
-    /// Whether the attachments depend on the services of pods.
+    /// Whether the attachments depend on which services select a pod.
     fn follows_pods(&self) -> bool {
         match &self.target {
             Target::Pod { .. } => true,
@@ -192,7 +194,7 @@ impl Session {
         }
     }
 
-    /// Returns the caller, for calls that its requests cause.
+    /// Returns the caller's identity, address and memory budget, for calls that its requests cause.
     pub(crate) fn on_behalf(&self) -> OnBehalf {
         OnBehalf {
             identity: self.caller.identity.clone(),
@@ -201,7 +203,7 @@ impl Session {
         }
     }
 
-    /// Counts a check for one of the caller's requests as in flight; `None` at a limit.
+    /// Takes a permit for a check of one of the caller's requests; `None` at a limit of checks in flight.
     pub(crate) fn begin_check(&self, service: CheckService) -> Option<CheckPermit> {
         let Caller {
             identity, address, ..
@@ -210,7 +212,7 @@ impl Session {
         checks.begin(identity.as_ref(), address.ip(), service)
     }
 
-    /// Returns the attributes of a connection that policies match.
+    /// Returns the attributes of the tunnel's connection that policies match.
     pub(crate) fn connection<'a>(&'a self, sni: Option<&'a str>) -> Connection<'a> {
         Connection {
             source: self.caller.identity.as_ref(),
@@ -221,13 +223,14 @@ impl Session {
         }
     }
 
-    /// Returns the address of the original client, behind trusted proxies in front of the mesh.
+    /// Returns the address of the original client, which trusted proxies in front of the mesh report in
+    /// `x-forwarded-for`.
     pub(crate) fn remote_ip(&self, headers: &HeaderMap) -> IpAddr {
         let trusted = self.shard.waypoint.published.gateway().trusted_proxies;
         remote_address(self.caller.address.ip(), headers, trusted)
     }
 
-    /// Requests the workload record at the caller's address for metrics, without waiting for it.
+    /// Requests the workload record at the caller's address for metric labels, without waiting for it.
     pub(crate) fn learn_caller(&self) {
         let waypoint = self.shard.waypoint.clone();
         let ip = self.caller.address.ip();
@@ -240,7 +243,7 @@ impl Session {
         }
     }
 
-    /// Returns the telemetry configuration of the target.
+    /// Returns the telemetry configuration of the tunnel's target.
     pub(crate) fn telemetry_config(&self) -> Option<Arc<TelemetryConfig>> {
         let namespace = match &self.target {
             Target::Service { served, .. } => &served.name.namespace,
@@ -250,7 +253,7 @@ impl Session {
         published.telemetry_config(self.attachments().services(), namespace)
     }
 
-    /// Returns the metric labels of a connection to the target.
+    /// Returns the metric labels of a connection or request to the tunnel's target.
     pub(crate) fn traffic_labels(&self) -> TrafficLabels {
         let destination = match &self.target {
             Target::Service { .. } => None,
@@ -281,8 +284,8 @@ impl Session {
         }
     }
 
-    /// Returns the caller for metrics: the workload at its address, if that has the caller's verified identity. Headers
-    /// are not considered.
+    /// Returns the metric labels of the caller: those of the workload at its address, if that has the caller's verified
+    /// identity. Headers are not trusted for them.
     fn source(&self) -> Arc<Party> {
         if let Some(known) = self.source.get() {
             return known.clone();

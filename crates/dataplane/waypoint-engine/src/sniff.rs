@@ -1,9 +1,9 @@
-//! Detects HTTP by the first bytes of a stream, which are buffered for the reader.
+//! Detects HTTP by the first bytes of a stream, which stay buffered for the reader.
 //!
-//! HTTP is the preface of HTTP/2, or a request line of HTTP/1.x in the strict form of RFC 9112: a method, a target and
-//! a version with one space between them. Lenient servers accept more: no version, several spaces, tabs. Such a line is
-//! not detected as HTTP, so that it does not pass as an unauthorized request: [`crate::server`] refuses it where
-//! policies apply to requests.
+//! HTTP means the connection preface of HTTP/2, or a request line of HTTP/1.x in the strict form of RFC 9112: a method,
+//! a target and a version with one space between them. Lenient servers accept more: no version, several spaces, tabs.
+//! Such a line is not detected as HTTP, so that it does not pass as an unauthorized request: [`crate::server`] rejects
+//! it where policies apply to requests.
 
 use std::{
     future::poll_fn,
@@ -17,16 +17,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::message::Version;
 
-/// First bytes of a connection of HTTP/2 (RFC 9113, section 3.4).
+/// Connection preface of HTTP/2 clients (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// End of a request line without the minor version's digit.
+/// Version at the end of an HTTP/1 request line, without the minor version's digit.
 const VERSION: &[u8] = b"HTTP/1.";
 /// Maximum length of a recognized HTTP method.
 const MAX_METHOD_BYTES: usize = 32;
 /// Maximum length of a recognised request line, with the empty lines before it (RFC 9112, section 3, recommends 8000).
 const MAX_REQUEST_LINE_BYTES: usize = 8 << 10;
 
-/// Stream with a buffered prefix for its reader.
+/// Stream whose first bytes were read to detect the protocol; its reader receives them first.
 #[derive(Debug)]
 pub(crate) struct Sniffed<IO> {
     io: IO,
@@ -35,20 +35,20 @@ pub(crate) struct Sniffed<IO> {
     ended: bool,
 }
 
-/// Protocol at the start of a stream.
+/// Protocol detected from the first bytes of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opening {
-    /// Request line or connection preface of an HTTP version.
+    /// HTTP, detected by a request line (HTTP/1) or the connection preface (HTTP/2).
     Http(Version),
-    /// Possible request line of HTTP/1.x that is too long to be recognised.
+    /// Start of an HTTP/1 request line that is longer than [`MAX_REQUEST_LINE_BYTES`].
     LongLine,
-    /// Any other protocol.
+    /// First bytes of any other protocol.
     Other,
-    /// End of the connection before its first byte.
+    /// Stream that ended before its first byte.
     Nothing,
 }
 
-/// Protocol that the first bytes suggest.
+/// Result of detection from the bytes received so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Guess {
     Is(Opening),
@@ -66,7 +66,7 @@ impl<IO: AsyncRead + Unpin> Sniffed<IO> {
         }
     }
 
-    /// Waits until the first bytes identify the protocol. Cancel-safe.
+    /// Reads until the received bytes identify the protocol. Cancel-safe.
     pub(crate) async fn opening(&mut self) -> Opening {
         loop {
             match guess(&self.seen) {
@@ -89,14 +89,16 @@ impl<IO: AsyncRead + Unpin> Sniffed<IO> {
         }
     }
 
-    /// Whether any byte has been read.
+    /// Whether any byte of the stream has been received.
     pub(crate) fn has_bytes(&self) -> bool {
         !self.seen.is_empty()
     }
 
-    /// Returns the ClientHello at the start of the stream, if it is TLS. Must be called before other methods.
+    /// Reads the ClientHello at the start of a TLS stream, or detects that the stream is not TLS. Must be called before
+    /// other methods.
     ///
-    /// # Errors When the stream begins like TLS, and the ClientHello is invalid.
+    /// # Errors
+    /// When the stream begins like TLS, and the ClientHello is invalid.
     pub(crate) async fn first_message(&mut self) -> Result<FirstMessage, HelloError> {
         let mut reader = HelloReader::default();
         let mut taken = 0;
@@ -150,8 +152,8 @@ fn guess(seen: &[u8]) -> Guess {
     }
 }
 
-/// Whether the bytes begin with a complete request line of HTTP/1.x; `None` if they cannot become one. `Some(false)`
-/// means that more bytes are needed.
+/// Parses the start of an HTTP/1.x request line: true if the line is complete, false if more bytes are needed; `None`
+/// if the bytes cannot become a request line.
 fn request_line(seen: &[u8]) -> Option<bool> {
     // Empty lines may precede a request (RFC 9112, section 2.2).
     let mut line = seen;
@@ -188,13 +190,14 @@ fn request_line(seen: &[u8]) -> Option<bool> {
     }
 }
 
-/// Splits the leading bytes that match.
+/// Counts the leading bytes that `is_part` accepts, and returns the bytes after them.
 fn word(bytes: &[u8], is_part: impl Fn(u8) -> bool) -> (usize, &[u8]) {
     let length = bytes.iter().take_while(|byte| is_part(**byte)).count();
     (length, bytes.get(length..).unwrap_or_default())
 }
 
-/// Bytes after a space: `Some(None)` if nothing is there yet, `None` if something else is.
+/// Skips the space between two parts of a request line: `Some(None)` if no byte has been received yet, `None` if the
+/// next byte is not a space.
 fn after_space(bytes: &[u8]) -> Option<Option<&[u8]>> {
     match bytes {
         [] => Some(None),
@@ -334,7 +337,7 @@ mod tests {
         assert_eq!(guess(&lines), Guess::Is(Opening::LongLine));
     }
 
-    /// Generates single-byte changes of a request: position, byte, and whether it replaces the byte there.
+    /// Generates edits of a request: position, byte, and whether the byte replaces the one there or is inserted.
     fn changes() -> impl proptest::strategy::Strategy<Value = Vec<(usize, u8, bool)>> {
         let byte = proptest::sample::select(&b"GgT/HP1.0 \t\r\n\0*:\x80"[..]);
         proptest::collection::vec((0..24_usize, byte, proptest::bool::ANY), 0..4)

@@ -1,6 +1,6 @@
-//! Stalled bodies: their reader takes nothing for a long time although there is more to read; a client that does not
-//! read its response, or an application that does not read its request. The resources of a stalled body are released:
-//! its source is dropped, which cancels the request on the other side.
+//! Detects stalled bodies: those whose reader takes nothing for a long time although more data is available, because a
+//! client does not read its response or an application does not read its request. A stalled body is dropped, which
+//! cancels the request on its other side and releases its resources.
 //!
 //! A stream that is idle because there is nothing to send never stalls: gRPC streams, long polls and upgraded
 //! connections may be idle for any time.
@@ -21,7 +21,7 @@ use tokio::{sync::Notify, time::Instant};
 
 use crate::message::{Body, BodyError};
 
-/// Bodies of one worker that are being forwarded.
+/// Watched request and response bodies of one worker.
 #[derive(Debug)]
 pub(crate) struct Stalls {
     /// Stall timeout (`AMBIT_STREAM_STALL_TIMEOUT`); `None` disables it.
@@ -44,7 +44,7 @@ struct Flow {
 
 #[derive(Debug)]
 struct State {
-    /// Body; `None` after a stall.
+    /// Forwarded body; `None` once it was dropped after a stall.
     body: Option<Body>,
     /// Time since which the reader has not polled for the next frame.
     unread_since: Option<Instant>,
@@ -55,7 +55,7 @@ struct State {
 #[error("nothing of the body was read for {0:?} (AMBIT_STREAM_STALL_TIMEOUT)")]
 struct Stalled(Duration);
 
-/// Body that is watched from its first frame to its end.
+/// Wrapper of a body that registers it at its first frame and removes it at its end.
 struct Watched {
     flow: Arc<Flow>,
     flows: Arc<Mutex<Flows>>,
@@ -64,7 +64,7 @@ struct Watched {
 }
 
 impl Stalls {
-    /// Creates the timeout of stalled bodies; zero disables it.
+    /// Creates a registry of bodies with this stall timeout; zero disables the timeout.
     pub(crate) fn new(limit: Duration) -> Self {
         Self {
             limit: (!limit.is_zero()).then_some(limit),
@@ -96,7 +96,7 @@ impl Stalls {
 }
 
 impl Watched {
-    /// Registers the body for the sweep.
+    /// Registers the body, and starts the task that checks for stalls if it is not running.
     fn register(&mut self) {
         let mut flows = self.flows.lock();
         let id = flows.next;
@@ -111,7 +111,7 @@ impl Watched {
     }
 }
 
-/// Checks for stalled bodies while there are any.
+/// Drops stalled bodies periodically, until no body is registered.
 async fn sweep(flows: Arc<Mutex<Flows>>, limit: Duration) {
     let interval = (limit / 8).clamp(Duration::from_millis(100), Duration::from_secs(5));
     loop {

@@ -21,35 +21,35 @@ use crate::{
     waypoint::{MeshUnknown, Waypoint},
 };
 
-/// Placeholder address of a service without one.
+/// Address of a service that has none.
 pub(crate) const UNKNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// Time to wait for an unknown target. Records reach clients and the waypoint within milliseconds of each other, or
-/// tenths of a second on a busy machine.
+/// Time to wait for the record of an unknown target. Records reach clients and the waypoint within milliseconds of each
+/// other, or within tenths of a second on a busy machine.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Target of a tunnel.
+/// Service or pod that the CONNECT of a tunnel names.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
-    /// A service, by its address or name.
+    /// Service that the authority of the CONNECT names by address or hostname.
     Service {
         /// Record of the service.
         service: Arc<Service>,
-        /// Routes of the service.
+        /// Routes and settings of the service at this waypoint.
         served: Arc<Served>,
-        /// Called address; by name, the first address of the service.
+        /// Address in the authority; for a hostname, the first address of the service.
         address: SocketAddr,
     },
-    /// A pod, by its address.
+    /// Pod whose address the authority of the CONNECT names.
     Pod {
         /// Record of the pod.
         workload: WorkloadRef,
-        /// Called address of the pod.
+        /// Address of the pod and port that the client called.
         address: SocketAddr,
     },
 }
 
-/// Reason why a tunnel is refused.
+/// Reason why a CONNECT has no valid target.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TargetError {
     #[error(transparent)]
@@ -61,7 +61,7 @@ pub(crate) enum TargetError {
 }
 
 impl TargetError {
-    /// Whether a pending record could make the target known.
+    /// Whether the error may disappear when the control plane's next records arrive.
     fn may_pass(&self) -> bool {
         match self {
             Self::NotServed(_) | Self::NoPort { .. } => true,
@@ -79,8 +79,8 @@ impl TargetError {
 }
 
 impl Target {
-    /// Finds the target that an authority names, from the view of the client's namespace. Waits a moment for an unknown
-    /// target: the client may have received the record that names the waypoint before the waypoint has.
+    /// Resolves the authority of a CONNECT for a client of this namespace. Waits up to [`RECORD_TIMEOUT`] for an
+    /// unknown target, since the client may receive the record that names this waypoint before the waypoint does.
     pub(crate) async fn find(
         waypoint: &Waypoint,
         own: &Workload,
@@ -146,7 +146,7 @@ impl Target {
         Ok(Self::Pod { workload, address })
     }
 
-    /// Returns a served service as target; an error if it does not have the port.
+    /// Builds the target for a served service; fails if the service does not have the port.
     fn service(
         waypoint: &Waypoint,
         service: Arc<Service>,
@@ -168,7 +168,8 @@ impl Target {
         }))
     }
 
-    /// Returns the target with another service at the same port.
+    /// Returns the target for another service at the same port, as for a more specific service than a wildcard; `None`
+    /// if the waypoint does not serve it.
     pub(crate) fn as_service(&self, waypoint: &Waypoint, service: Arc<Service>) -> Option<Self> {
         let served = waypoint.published.service(&service.namespaced_hostname())?;
         let requested = self.address();
@@ -190,18 +191,19 @@ impl Target {
             .is_some_and(|one| one.hostname.starts_with('*'))
     }
 
-    /// Whether each request selects the host of a wildcard.
+    /// Whether the target is a wildcard service whose hosts the waypoint resolves by DNS, as each request names them.
     pub(crate) fn resolves_hosts(&self) -> bool {
         matches!(self, Self::Service { served, .. } if served.resolves_hosts)
     }
 
-    /// Returns the host below the service's wildcard that a text names.
+    /// Parses a host (as in `Host` or SNI) that is below the hostname of the target's wildcard service; `None` if it is
+    /// not.
     pub(crate) fn host(&self, text: &str) -> Option<ArcStr> {
         let name = self.service_name()?;
         Some(names::host_below(&name.hostname, text)?.into())
     }
 
-    /// Returns the port for hosts of the wildcard.
+    /// Returns the port at which hosts below the wildcard are called: the service port's target port.
     pub(crate) fn host_port(&self) -> u16 {
         let port = self.address().port();
         let service = self.named();
@@ -209,7 +211,8 @@ impl Target {
         target.copied().unwrap_or(port)
     }
 
-    /// Returns the original destination of a service without load balancing.
+    /// Returns the route to the original destination, if the target is a service without load balancing (`resolution:
+    /// NONE`).
     pub(crate) fn passed_through(&self, waypoint: &Waypoint) -> Option<Route> {
         let Self::Service {
             service, address, ..
@@ -233,20 +236,20 @@ impl Target {
         })
     }
 
-    /// The requested address, if the target is one.
+    /// Returns the IP address that the client called, if it called one.
     pub(crate) fn dialled(&self) -> Option<IpAddr> {
         let ip = self.address().ip();
         (!ip.is_unspecified()).then_some(ip)
     }
 
-    /// Returns the called address.
+    /// Returns the address that the client called.
     pub(crate) fn address(&self) -> SocketAddr {
         match self {
             Self::Service { address, .. } | Self::Pod { address, .. } => *address,
         }
     }
 
-    /// Returns the service, if the target is one.
+    /// Returns the target's service; `None` for a pod.
     pub(crate) fn named(&self) -> Option<&Arc<Service>> {
         match self {
             Self::Service { service, .. } => Some(service),
@@ -254,12 +257,12 @@ impl Target {
         }
     }
 
-    /// Whether the target is a port of the service.
+    /// Whether the target is this port of this service.
     pub(crate) fn is_port(&self, service: &NamespacedHostname, port: u16) -> bool {
         self.service_name() == Some(service) && self.address().port() == port
     }
 
-    /// Returns the name of the target service.
+    /// Returns the name of the target's service; `None` for a pod.
     pub(crate) fn service_name(&self) -> Option<&NamespacedHostname> {
         match self {
             Self::Service { served, .. } => Some(&served.name),
@@ -277,7 +280,7 @@ impl Target {
         }
     }
 
-    /// Returns the routes of connections for a client of a namespace, if there are any.
+    /// Returns the TCP or TLS routes for connections of a client in this namespace, if there are any.
     pub(crate) fn stream_routes(&self, client: Option<&str>) -> Option<Arc<StreamTable>> {
         let Self::Service {
             served, address, ..
@@ -289,7 +292,8 @@ impl Target {
         table.has_routes().then_some(table)
     }
 
-    /// Whether the target has HTTP routes for clients of a namespace, and must thus be HTTP.
+    /// Whether the target has HTTP routes for clients of this namespace, so that a port with undeclared protocol must
+    /// be HTTP.
     pub(crate) fn has_http_routes(&self, client: Option<&str>) -> bool {
         match self {
             Self::Service {
@@ -299,8 +303,8 @@ impl Target {
         }
     }
 
-    /// Returns a route to an endpoint of the target, without workloads that failed; of two random endpoints the one
-    /// with less load.
+    /// Chooses an endpoint of the target, and returns the route to it: the less loaded of two random endpoints that are
+    /// not in `failed`.
     pub(crate) fn route(
         &self,
         waypoint: &Waypoint,

@@ -36,13 +36,13 @@ use idle_timeout::IdleTimeout;
 use report::{ConnectionEnd, ConnectionReport, ConnectionRoute};
 use routed::Routed;
 
-/// Timeout for the client's first bytes on undeclared ports, before the endpoint is connected: its protocol may be
-/// server-first.
+/// Timeout for the client's first bytes at a port with undeclared protocol. After it the endpoint is connected, since
+/// its protocol may be server-first.
 const FIRST_BYTES_TIMEOUT: Duration = Duration::from_millis(20);
-/// Timeout of an incomplete request line at the start of a connection.
+/// Timeout for the rest of an HTTP/1 request line with which a connection seems to begin.
 const REQUEST_LINE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Serves a tunnel whose content is declared: the endpoint is connected before the tunnel is accepted.
+/// Serves a tunnel to a port that declares a TCP protocol: the endpoint is connected before the CONNECT is accepted.
 pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
     let report = ConnectionReport::of(&session);
     let opening = std::pin::pin!(async {
@@ -70,7 +70,7 @@ pub(crate) async fn serve(session: Session, mut incoming: Incoming) {
     }
 }
 
-/// Serves a tunnel whose TLS stream is routed by SNI.
+/// Serves a tunnel whose TLS stream is routed by its SNI.
 pub(crate) async fn serve_tls(mut session: Session, mut io: Sniffed<TunnelIo>) {
     match of_server_name(&session, &mut io).await {
         Ok(Some(specific)) => session = specific,
@@ -93,7 +93,7 @@ pub(crate) async fn serve_tls(mut session: Session, mut io: Sniffed<TunnelIo>) {
     }
 }
 
-/// Returns the session of the more specific entry for the SNI of a connection to a wildcard.
+/// Returns the session for the SNI of a connection to a wildcard service, if the SNI has a more specific service.
 async fn of_server_name(
     session: &Session,
     io: &mut Sniffed<TunnelIo>,
@@ -107,8 +107,9 @@ async fn of_server_name(
     }
 }
 
-/// Serves a tunnel with an undeclared protocol and without policies or routes for requests: as HTTP or as a plain
-/// connection, detected from its first bytes. Server-first protocols must not wait for the client's bytes.
+/// Serves a tunnel to a port with undeclared protocol, for which no policy, JWT rule, plugin or rate limit needs HTTP
+/// requests: as HTTP or as opaque TCP, detected from the first bytes. Server-first protocols do not wait for the
+/// client's bytes.
 pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
     let client = tokio::time::timeout(FIRST_BYTES_TIMEOUT, io.opening())
         .await
@@ -162,15 +163,16 @@ pub(crate) async fn serve_unknown(session: Session, mut io: Sniffed<TunnelIo>) {
     }
 }
 
-/// Detects the protocol of a connection. Incomplete bytes count as not HTTP after a timeout: their sender may wait for
-/// a reply.
+/// Detects whether a connection begins with HTTP. A request line that stays incomplete until a timeout is not HTTP: the
+/// client may wait for the server.
 async fn decided(io: &mut Sniffed<TunnelIo>) -> Opening {
     io.first_bytes().await;
     let opening = tokio::time::timeout(REQUEST_LINE_TIMEOUT, io.opening()).await;
     opening.unwrap_or(Opening::Other)
 }
 
-/// Evaluates the policies of the target and of the service that a route forwards to. The first denial applies.
+/// Evaluates the policies of the target, and those of the service to which a route forwards the connection. Returns the
+/// first denial.
 fn evaluate_policies(session: &Session, routed: &Routed) -> HttpDecision {
     let connection = session.connection(routed.sni.as_deref());
     let waypoint = &session.shard.waypoint;
@@ -195,7 +197,7 @@ fn evaluate_policies(session: &Session, routed: &Routed) -> HttpDecision {
     decision
 }
 
-/// Returns the scope of policies at the backend of a connection's route.
+/// Returns the scope of the policies that apply to a connection at the backend of its route.
 fn backend_scope<'a>(
     session: &Session,
     routed: &Routed,
@@ -211,13 +213,14 @@ fn backend_scope<'a>(
     }
 }
 
-/// Whether a connection may be passed through to the backend of its route.
+/// Whether no attachment of the route's backend (JWT rule, plugin or rate limit) requires HTTP, so that the connection
+/// may be forwarded as opaque bytes.
 fn may_be_opaque(session: &Session, routed: &Routed) -> bool {
     destination_attachments::may_be_opaque(session, &routed.destination, routed.by)
 }
 
-/// Whether the target and the backend of the route require no other provider than the one that has allowed the
-/// connection.
+/// Whether the current policies of the target and of the route's backend require no authorization provider other than
+/// the one that has allowed the connection.
 fn is_provider_unchanged(session: &Session, routed: &Routed, by: Option<&ArcStr>) -> bool {
     let waypoint = &session.shard.waypoint;
     let policies = waypoint.published.policies();
@@ -242,7 +245,7 @@ fn is_provider_unchanged(session: &Session, routed: &Routed, by: Option<&ArcStr>
     l7::is_still_admitted(&required, by)
 }
 
-/// Counts the effect of dry-run policies, and logs audited connections, once a connection.
+/// Counts denials by dry-run policies, and logs a connection that an AUDIT policy matches.
 fn record_policy_effects(session: &Session, decision: &HttpDecision) {
     for dry_run in &decision.dry_run {
         let metrics = &session.shard.waypoint.http_metrics;
@@ -268,7 +271,7 @@ async fn revoked(session: &Session, routed: &Routed, provider: Option<&ArcStr>) 
     }
 }
 
-/// A connection to an endpoint.
+/// Upstream connection to an endpoint, with its leases.
 #[derive(Debug)]
 struct UpstreamConnection {
     stream: Stream,
@@ -281,16 +284,16 @@ impl UpstreamConnection {
     }
 }
 
-/// State of a connection to an endpoint.
+/// Leases and authorization of an upstream connection.
 #[derive(Debug)]
 struct ConnectionContext {
     endpoint: SocketAddr,
     held: Option<ConnectionLease>,
-    /// External authorizer that allowed the connection.
+    /// Authorization provider that has allowed the connection.
     provider: Option<ArcStr>,
 }
 
-/// Leases of a destination rule, released when the connection closes.
+/// Endpoint lease and connection permit under a `DestinationRule`, released when the connection closes.
 #[derive(Debug)]
 struct ConnectionLease {
     port: Arc<Port>,
@@ -300,7 +303,7 @@ struct ConnectionLease {
     permit: Option<OwnedSemaphorePermit>,
 }
 
-/// Authorizes a connection, and connects it to an endpoint.
+/// Authorizes a connection, chooses an endpoint, and connects to it.
 async fn open(session: &Session, routed: &Routed) -> Result<UpstreamConnection, TcpError> {
     let decision = evaluate_policies(session, routed);
     if !decision.is_allowed() {
@@ -361,11 +364,11 @@ async fn open(session: &Session, routed: &Routed) -> Result<UpstreamConnection, 
     }
 }
 
-/// Reason why no upstream connection exists.
+/// Reason why no upstream connection was opened.
 enum ConnectFailure {
-    /// Failure at an endpoint, if known.
+    /// Failed connection attempt; with the uid of the endpoint's workload, if the endpoint is a known workload.
     At(UpstreamError, Option<ArcStr>),
-    /// Route rule without a usable backend.
+    /// Destination rule that leaves no usable endpoint.
     Nowhere(NoUpstream),
 }
 
@@ -467,7 +470,7 @@ async fn connect(
     Ok((stream, upstream.endpoint(), held))
 }
 
-/// Completes when the maximum lifetime of the connection ends.
+/// Completes when the connection's maximum lifetime (`maxConnectionDuration`) has passed; never without one.
 async fn lifetime_expired(limits: &DestinationLimits) {
     match limits.max_connection_duration {
         Some(most) => tokio::time::sleep(most).await,
@@ -475,7 +478,8 @@ async fn lifetime_expired(limits: &DestinationLimits) {
     }
 }
 
-/// Relays both directions until both have ended, or the process ends.
+/// Relays bytes in both directions until both have ended, a timeout or a policy change closes the connection, or the
+/// process shuts down.
 async fn relay<A, B>(
     session: &Session,
     report: &ConnectionReport,

@@ -1,5 +1,5 @@
-//! Telemetry configuration from the control plane, compiled once: access logs, traces and metric labels of requests and
-//! connections.
+//! Telemetry configuration from the control plane (`Telemetry` objects), compiled once: access logs, traces and metric
+//! labels of requests and connections.
 
 mod line;
 mod queue;
@@ -25,18 +25,18 @@ use crate::record_store::{RecordStore, RemovedRecord, to_json};
 
 pub(crate) use queue::{Exporters, Item, NewQueue, Queue};
 
-/// Telemetry configuration of some targets.
+/// Compiled telemetry configuration of a service, a namespace or the waypoint.
 #[derive(Debug)]
 pub(crate) struct TelemetryConfig {
     pub(crate) tracing: Option<Tracing>,
-    /// Access logs that replace the waypoint's own.
+    /// Access logs, which replace the waypoint's default one; `None` keeps the default.
     pub(crate) logs: Option<Vec<Log>>,
     labels: Option<Labels>,
-    /// Headers that access logs and spans need.
+    /// Request and response headers that access logs and span tags read.
     pub(crate) wants: Wants,
 }
 
-/// Tracing configuration of targets.
+/// Compiled tracing configuration: sampling, tags and the collector's queue.
 #[derive(Debug)]
 pub(crate) struct Tracing {
     pub(crate) settings: TelemetryTracing,
@@ -44,31 +44,31 @@ pub(crate) struct Tracing {
     pub(crate) queue: Queue,
 }
 
-/// Access log of a telemetry configuration.
+/// Access log of a telemetry configuration: filter, format and destination.
 #[derive(Debug)]
 pub(crate) struct Log {
     filter: Option<Expression>,
     format: Format,
-    /// Collector's queue and the log's name there; `None` for standard output.
+    /// Queue of the OpenTelemetry collector, and the log name that the collector receives; `None` for standard output.
     to: Option<(Queue, ArcStr)>,
 }
 
 impl Log {
-    /// Whether the filter of the log selects a request.
+    /// Whether the log's filter matches a request or connection.
     fn takes(&self, of: &Observation<'_>) -> bool {
         let filter = self.filter.as_ref();
         filter.is_none_or(|filter| filter.matches(of))
     }
 }
 
-/// Overrides of metric labels.
+/// Overrides of metric labels, by expressions over request attributes.
 #[derive(Debug)]
 struct Labels {
     relabel: Arc<Relabel>,
     values: Vec<Expression>,
 }
 
-/// Maximum length of a label value.
+/// Maximum length of a label value, in bytes.
 const MAX_LABEL: usize = 256;
 
 /// Invalid telemetry setting from the control plane.
@@ -89,7 +89,7 @@ fn expression(text: &ArcStr) -> Result<Expression, TelemetryConfigError> {
 }
 
 impl TelemetryConfig {
-    /// Builds the settings from a record.
+    /// Compiles the record of a telemetry configuration.
     pub(crate) fn new(
         sent: WaypointTelemetry,
         to: &Exporters,
@@ -129,13 +129,13 @@ impl TelemetryConfig {
         })
     }
 
-    /// Whether nothing is written to standard output.
+    /// Whether none of the access logs is written to standard output.
     pub(crate) fn is_silent(&self) -> bool {
         let logs = self.logs.as_ref();
         logs.is_some_and(|logs| logs.iter().all(|log| log.to.is_some()))
     }
 
-    /// Returns the overridden labels of a request or connection.
+    /// Evaluates the overridden metric labels of a request or connection; `None` without overrides.
     pub(crate) fn labels(&self, of: &Observation<'_>) -> Option<Changed> {
         let labels = self.labels.as_ref()?;
         let value = |value: &Expression| {
@@ -214,9 +214,9 @@ pub(crate) struct TelemetryConfigs {
     waypoint: Option<Arc<TelemetryConfig>>,
     namespaces: HashMap<ArcStr, Arc<TelemetryConfig>>,
     services: HashMap<NamespacedHostname, Arc<TelemetryConfig>>,
-    /// Targets by the names of resources.
+    /// Target of each record, by xDS resource name.
     targets: HashMap<ArcStr, TelemetryScope>,
-    /// Records for `/config_dump`: the configurations are compiled.
+    /// Published records, kept for `/config_dump` because compiled configurations cannot be dumped.
     records: BTreeMap<ArcStr, WaypointTelemetry>,
     exporters: Arc<Exporters>,
 }
@@ -224,7 +224,7 @@ pub(crate) struct TelemetryConfigs {
 impl RecordStore for TelemetryConfigs {
     type Record = WaypointTelemetry;
 
-    /// Whether requests wait for the records.
+    /// Whether requests wait for the initial records: they do not, since telemetry is not needed to serve them.
     const IS_NEEDED: bool = false;
 
     fn put(&mut self, resource: ArcStr, record: WaypointTelemetry) {
@@ -269,13 +269,13 @@ impl TelemetryConfigs {
         }
     }
 
-    /// Whether only the waypoint's own settings configure telemetry.
+    /// Whether no `Telemetry` configuration exists, so that the waypoint's own settings apply.
     pub(crate) fn is_empty(&self) -> bool {
         self.targets.is_empty()
     }
 
-    /// Returns the telemetry of requests to these services: that of the first service with a configuration, else that
-    /// of the namespace.
+    /// Returns the telemetry configuration for requests to these services: that of the first service that has one, else
+    /// that of the namespace, else that of the waypoint.
     pub(crate) fn of(
         &self,
         services: &[NamespacedHostname],

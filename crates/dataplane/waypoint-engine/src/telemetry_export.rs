@@ -1,5 +1,5 @@
-//! Tasks that export the queues of collectors ([`crate::telemetry_config`]) in batches. Batches that a collector refuses
-//! are dropped and counted.
+//! Tasks that send the queued spans and log lines to collectors in batches ([`crate::telemetry_config`]). Batches that
+//! a collector rejects are dropped and counted.
 
 use std::{sync::Arc, time::Duration};
 
@@ -29,19 +29,19 @@ use crate::{
     waypoint::{Shard, Waypoint},
 };
 
-/// Maximum items of one batch.
+/// Maximum number of spans or log lines in one batch.
 const MAX_BATCH_ITEMS: usize = 1024;
-/// Maximum batching time. It is short to avoid bursts of work, which would delay requests at this waypoint or a
-/// collector next to it.
+/// Maximum time for which the first item of a batch waits for others. It is short, since large batches cause bursts of
+/// work that delay requests at this waypoint or at a collector on the same node.
 const BATCH_DELAY: Duration = Duration::from_millis(20);
-/// Default timeout of an export.
+/// Timeout of an export, unless the collector's configuration has one.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Initial and maximum pause after a failed export.
+/// Initial and maximum backoff after a failed export.
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// Maximum size of a response.
+/// Maximum size of a collector's response, in bytes.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
-/// Exports queues as they are created.
+/// Starts an export task for each new queue, while the process runs.
 pub async fn run(waypoint: Arc<Waypoint>) {
     let waiting = waypoint.published.exporters().begun();
     let Some(mut waiting) = waiting else {
@@ -132,7 +132,7 @@ async fn export(
     }
 }
 
-/// Returns the OpenTelemetry resource of the waypoint.
+/// Returns the OpenTelemetry resource attributes of the waypoint.
 fn resource(waypoint: &Waypoint) -> Resource {
     let config = &waypoint.config;
     let gateway = &config.gateway;
@@ -167,7 +167,7 @@ enum ExportError {
     Form,
 }
 
-/// Exports a batch, and returns the number of rejected records.
+/// Sends a batch to its collector, and returns the number of records that the collector rejected (partial success).
 async fn call(
     shard: &Shard,
     collector: &OtlpCollector,

@@ -1,8 +1,8 @@
-//! Receive windows of HBONE connections and their memory: unread bytes of tunnels are charged in advance, as the
-//! windows allow them.
+//! Receive windows of HBONE connections, which are charged to memory budgets in advance, since the peer may send as
+//! many bytes as the windows allow.
 //!
-//! The tunnels of a connection share a part of the free budget, so that a few connections have large windows, and many
-//! have small ones. The remaining window of a connection grows with its tunnels.
+//! The tunnels of one connection share a part of the free budget: with few connections each has large windows, with
+//! many connections small ones. A connection's charged window grows with its number of tunnels.
 
 use ambit_hbone::{DialError, Settings, pool::Reserved};
 use ambit_model::Reason;
@@ -10,11 +10,11 @@ use parking_lot::Mutex;
 
 use crate::memory::{ConnectionMemory, Exhausted, Permit, Use, WindowShares};
 
-/// Minimum number of bytes that the tunnels of a connection share.
+/// Minimum number of window bytes that the tunnels of one connection share.
 const MIN_SHARED_BYTES: usize = 64 << 10;
-/// Parts of the free budgets of a caller and of the process that the tunnels of one connection share. The total of its
-/// windows is less than four times as much. Connections to endpoints are numerous, and are kept open for further
-/// tunnels.
+/// Divisors of the free budgets of a caller and of the process: the quotient is the number of bytes that the tunnels of
+/// one downstream connection share. All its windows together have less than four times as much. Connections to
+/// endpoints get a smaller part, since they are numerous and stay open for further tunnels.
 const CONNECTION_SHARES: WindowShares = WindowShares {
     of_caller: 64,
     of_process: 1024,
@@ -23,22 +23,22 @@ const UPSTREAM_SHARES: WindowShares = WindowShares {
     of_caller: 512,
     of_process: 4096,
 };
-/// Smallest receive window of one tunnel.
+/// Minimum receive window of one tunnel, in bytes.
 const MIN_WINDOW_BYTES: u32 = 16 << 10;
-/// Bytes of one tunnel that are buffered for sending.
+/// Maximum number of bytes of one tunnel that wait to be sent.
 const MAX_SEND_BUFFER_BYTES: usize = 32 << 10;
-/// Charged bytes of a tunnel in addition to its windows and buffers.
+/// Bytes charged for a tunnel in addition to its window and send buffer.
 const TUNNEL_BYTES: usize = 16 << 10;
 
-/// Charged bytes of one tunnel, without the window that it adds to its connection.
+/// Bytes charged for one tunnel, except the window that it adds to its connection.
 pub(crate) const TUNNEL_COST_BYTES: usize = TUNNEL_BYTES + MAX_SEND_BUFFER_BYTES;
 
-/// Returns the HTTP/2 settings of a new connection, from the caller's free budget.
+/// Returns the HTTP/2 settings of a new downstream connection, with windows by the caller's free budget.
 pub(crate) fn settings(configured: &Settings, memory: &ConnectionMemory) -> Settings {
     within(configured, memory.share_of_windows(CONNECTION_SHARES))
 }
 
-/// Returns the HTTP/2 settings of a connection whose tunnels share this many bytes.
+/// Returns the HTTP/2 settings of a connection whose tunnels share this many window bytes.
 fn within(configured: &Settings, shared: usize) -> Settings {
     let shared = u32::try_from(shared.max(MIN_SHARED_BYTES)).unwrap_or(u32::MAX);
     let shared = configured.connection_window.min(shared);
@@ -52,20 +52,21 @@ fn within(configured: &Settings, shared: usize) -> Settings {
     }
 }
 
-/// Receive windows of a caller's connection to this waypoint or of calls on its behalf.
+/// Charge for the receive windows of one downstream HBONE connection.
 #[derive(Debug)]
 pub(crate) struct ReceiveWindows {
     permit: Permit,
-    /// Window bytes that each tunnel adds.
+    /// Bytes by which each tunnel enlarges the charged window.
     of_tunnel: usize,
-    /// Maximum number of concurrent tunnels so far.
+    /// Highest number of concurrent tunnels so far, which the permit covers.
     peak: usize,
 }
 
 impl ReceiveWindows {
-    /// Charges a connection without tunnels.
+    /// Charges the windows of a connection that has no tunnels yet.
     ///
-    /// # Errors When a budget has no room.
+    /// # Errors
+    /// When a budget has no room.
     pub(crate) fn open(settings: &Settings, memory: &ConnectionMemory) -> Result<Self, Exhausted> {
         Ok(Self {
             permit: memory.open(settings.server_bytes())?,
@@ -74,10 +75,11 @@ impl ReceiveWindows {
         })
     }
 
-    /// Charges a tunnel if it raises the peak: the window of the connection grows with the number of tunnels, and does
-    /// not shrink when they end.
+    /// Charges one more tunnel, if the number of concurrent tunnels exceeds its previous maximum: the window of the
+    /// connection grows with the number of tunnels, and does not shrink when they end.
     ///
-    /// # Errors When a budget has no room.
+    /// # Errors
+    /// When a budget has no room.
     pub(crate) fn grow(&mut self, open: usize, memory: &ConnectionMemory) -> Result<(), Exhausted> {
         if open > self.peak {
             memory.grow(Use::Connection, &mut self.permit, self.of_tunnel)?;
@@ -93,15 +95,16 @@ impl ReceiveWindows {
 pub(crate) struct UpstreamWindows<'a> {
     memory: &'a ConnectionMemory,
     configured: &'a Settings,
-    /// Permit of a connection with minimal windows, in case a new one is needed.
+    /// Permit for a connection with minimal windows, taken in advance in case the pool has no connection.
     connection: Mutex<Option<Permit>>,
     tunnel: Option<Permit>,
 }
 
 impl<'a> UpstreamWindows<'a> {
-    /// Charges a tunnel, and a connection with minimal windows.
+    /// Charges a tunnel, and in advance a connection with minimal windows.
     ///
-    /// # Errors When the budget has no room.
+    /// # Errors
+    /// When the budget has no room.
     pub(crate) fn open(
         configured: &'a Settings,
         memory: &'a ConnectionMemory,
@@ -117,13 +120,13 @@ impl<'a> UpstreamWindows<'a> {
         })
     }
 
-    /// Returns the permit of one tunnel, held for its lifetime.
+    /// Takes the tunnel's permit, which is held as long as the tunnel is open.
     pub(crate) fn tunnel(&mut self) -> Option<Permit> {
         self.tunnel.take()
     }
 
-    /// Returns the settings of a new connection with its permits. Without room, the first connection gets minimal
-    /// windows, so that the tunnels that wait for it do not fail.
+    /// Returns the settings and permits of a new connection. If the budget has no room for usual windows, the
+    /// connection gets the minimal windows that were charged in advance, so that tunnels that wait for it do not fail.
     pub(crate) fn connection(&self) -> Result<Option<Reserved>, DialError> {
         let charged = self.connection.lock().take();
         let smallest = within(self.configured, MIN_SHARED_BYTES);

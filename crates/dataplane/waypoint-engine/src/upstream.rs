@@ -1,4 +1,4 @@
-//! Connections to upstreams, in HBONE tunnels or in plaintext, and the pool of HTTP connections.
+//! Opens connections to upstreams, in HBONE tunnels or in plaintext, and pools HTTP connections.
 
 mod aborting;
 mod error;
@@ -35,38 +35,38 @@ pub(crate) struct UpstreamPools {
     pub(crate) http: HttpPool,
 }
 
-/// Connection to open to an upstream.
+/// Parameters of a new connection to an upstream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Connect<'a> {
     pub(crate) upstream: &'a Upstream,
-    /// The waypoint's own workload.
+    /// Workload record of the waypoint itself, the source of the connection.
     pub(crate) own: &'a Local,
-    /// Client address of the connection, reported to the next proxy.
+    /// Address of the original client, reported to the next proxy (`Forwarded` header of the CONNECT).
     pub(crate) forwarded: &'a Forwarded,
-    /// Services whose attachments have been applied, reported to the next waypoint.
+    /// Services whose attachments have been applied, named to the next waypoint in the CONNECT.
     pub(crate) applied: &'a AppliedServices,
     pub(crate) options: ConnectOptions<'a>,
-    /// Waypoints that the connection has passed, reported to the next one. HTTP requests carry the number in their own
-    /// headers.
+    /// Number of waypoints that the connection has passed, sent to the next waypoint in the CONNECT; `None` for HTTP,
+    /// where each request carries the number in its own headers.
     pub(crate) hops: Option<Hops>,
-    /// Identity that replaces the waypoint's own.
+    /// Identity of the connection, if it is not the waypoint's own.
     pub(crate) identity: Option<&'a Identity>,
     /// Memory budget of the caller to which the connection is charged; `None` for the waypoint's own calls.
     pub(crate) memory: Option<&'a ConnectionMemory>,
 }
 
-/// Options of a connection to an endpoint, from the destination's policy.
+/// Options of a connection that the destination's `DestinationRule` or `BackendTLSPolicy` sets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectOptions<'a> {
     pub(crate) limits: &'a DestinationLimits,
-    /// TLS that the waypoint originates.
+    /// TLS settings, if the waypoint originates TLS to the endpoint.
     pub(crate) tls: Option<TlsUpstream<'a>>,
-    /// PROXY header, sent before TLS.
+    /// PROXY protocol header, sent before TLS.
     pub(crate) preamble: Option<&'a Preamble>,
 }
 
-/// Returns the client that tunnels name for the waypoint's own calls and for connections that callers share: the
-/// waypoint's pod, without a port.
+/// Returns the client address that tunnels report for the waypoint's own calls and for connections that callers share:
+/// the waypoint's pod, without a port.
 pub(crate) fn own_client(own: &Local) -> Forwarded {
     let ip = own.workload.workload_ips.first().copied();
     let ip = ip.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
@@ -77,7 +77,7 @@ pub(crate) fn own_client(own: &Local) -> Forwarded {
 }
 
 impl UpstreamPools {
-    /// Creates empty pools.
+    /// Creates the empty connection pools of a worker.
     pub(crate) fn new(dialer: &Dialer, limits: HeaderLimits) -> Self {
         let tunnels = Pool::new(dialer.http2.clone());
         dialer.state.follow_pool(&tunnels);
@@ -88,7 +88,8 @@ impl UpstreamPools {
         }
     }
 
-    /// Opens a connection under the limits of its destination's rule, and over TLS if that is configured.
+    /// Opens a connection: applies the connect timeout of the destination's rule, sends the PROXY protocol header, and
+    /// performs the TLS handshake where they are configured.
     pub(crate) async fn connect(&self, connect: Connect<'_>) -> Result<Stream, UpstreamError> {
         let ConnectOptions {
             limits,
@@ -110,7 +111,7 @@ impl UpstreamPools {
         connected.unwrap_or_else(|most| Err(UpstreamError::TooLong(most)))
     }
 
-    /// Opens the connection without TLS and PROXY header.
+    /// Opens the TCP connection or HBONE tunnel, without PROXY protocol header and TLS.
     async fn connect_at_all(&self, connect: Connect<'_>) -> Result<Stream, UpstreamError> {
         let Connect {
             upstream,

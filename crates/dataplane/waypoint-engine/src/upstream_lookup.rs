@@ -1,5 +1,5 @@
-//! Resolves routes to upstreams: hosts of services by DNS, and hosts below a wildcard that a client names. A DNS name
-//! cannot make the waypoint call an address of the mesh.
+//! Resolves routes to upstream addresses: hostnames of endpoints by DNS, and hosts below a wildcard that a client
+//! names. A DNS name cannot make the waypoint call an address of the mesh.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,7 +15,7 @@ use crate::{
     waypoint::Waypoint,
 };
 
-/// Resolves a route to an upstream.
+/// Resolves the endpoint of a route to the address that is connected to.
 pub(crate) async fn resolve(route: Route, waypoint: &Waypoint) -> Result<Upstream, UpstreamError> {
     let route = match route {
         Route::NeedsDns(pending) => {
@@ -66,8 +66,8 @@ pub(crate) async fn learn_address(
     Ok(at)
 }
 
-/// Whether an endpoint is known from the API server itself, rather than only from an object: a pod, which may be in its
-/// node's network, or the API server as an endpoint of its own Service.
+/// Whether the API server itself vouches for the endpoint of a route, rather than an object with a hand-written
+/// address: it is a pod, which may use its node's network, or the API server as endpoint of the Service `kubernetes`.
 fn is_of_cluster(route: &Route) -> bool {
     let workload = match route {
         Route::Plain(plain) => &plain.workload,
@@ -84,7 +84,7 @@ fn is_of_cluster(route: &Route) -> bool {
     }
 }
 
-/// Resolves a host below a wildcard, which a client has named.
+/// Resolves a host below a wildcard that a client has named, and checks its address.
 pub(crate) async fn resolve_host(
     host: &ArcStr,
     port: u16,
@@ -113,8 +113,8 @@ pub(crate) async fn resolve_host(
     }
 }
 
-/// Checks that the address of a host that a client named does not belong to the mesh: services and pods are called by
-/// their own names, under their own policies. An error while the control plane does not respond.
+/// Checks that the address of a host that a client has named does not belong to the mesh: services and pods are called
+/// by their own names, under their own policies. Fails while the control plane does not respond.
 async fn may_call(waypoint: &Waypoint, host: &ArcStr, ip: IpAddr) -> Result<(), UpstreamError> {
     waypoint.names.check(ip)?;
     if waypoint.names.is_outside_mesh(ip) {

@@ -40,41 +40,41 @@ use crate::{
 pub struct Waypoint {
     /// Settings of the process.
     pub config: Arc<Config>,
-    /// Workloads and services.
+    /// Workloads and services of the mesh.
     pub state: SharedState,
-    /// Configuration from the control plane.
+    /// Records that the control plane has published for this waypoint.
     pub published: Published,
     /// Workload record of the waypoint itself.
     pub local: LocalWorkload,
-    /// Dialer of connections under the waypoint's identity.
+    /// Opens TCP connections and HBONE tunnels under the waypoint's identity.
     pub dialer: Dialer,
     pub(crate) setups: InFlight,
     /// Memory budgets of callers.
     pub(crate) memory: Memory,
-    /// Open connections, and their drain during shutdown.
+    /// Registry of open connections, and their drain during shutdown.
     pub lifecycle: Lifecycle,
     /// Metrics of connections.
     pub metrics: Arc<Metrics>,
     pub(crate) http_metrics: Arc<HttpMetrics>,
-    /// Address by which records refer to the waypoint.
+    /// Address of the waypoint in records of services and workloads.
     pub(crate) address: GatewayAddress,
-    /// Shared data of plugins.
+    /// Key-value data and queues that plugins share (proxy-wasm shared data).
     pub(crate) shared_data: ambit_wasm::Shared,
-    /// Notifies plugins of messages in a queue.
+    /// Notified when a plugin enqueues a message in a shared queue.
     pub(crate) queues: tokio::sync::watch::Sender<()>,
-    /// Addresses of hosts outside of the mesh.
+    /// DNS resolver for hosts outside of the mesh.
     pub(crate) names: Names,
     created: Instant,
-    /// Milliseconds from the creation of the waypoint to the latest tunnel.
+    /// Time of the latest CONNECT, in milliseconds since the creation of the waypoint.
     last_tunnel: AtomicU64,
 }
 
 /// Inputs of a waypoint: its sources of state, and its metrics.
 #[derive(Debug)]
 pub struct WaypointInputs {
-    /// Workloads and services.
+    /// Workloads and services of the mesh.
     pub state: SharedState,
-    /// Configuration from the control plane.
+    /// Records that the control plane has published for this waypoint.
     pub published: Published,
     /// Source of certificates.
     pub certificates: Certificates,
@@ -90,11 +90,11 @@ pub(crate) struct Shard {
     pub(crate) waypoint: Arc<Waypoint>,
     pub(crate) upstreams: UpstreamPools,
     pub(crate) mirrors: Mirrors,
-    /// Bodies with more data than their readers accept.
+    /// Watched bodies, of which stalled ones are dropped.
     pub(crate) stalls: Stalls,
-    /// Checks in flight: calls to authorization providers and rate-limit services.
+    /// Checks in flight: unanswered calls to authorization providers and rate-limit services, and calls of plugins.
     pub(crate) checks: InFlightChecks,
-    /// Shares of worker time by caller.
+    /// CPU shares of callers.
     pub(crate) shares: FairShares,
     /// Retry budgets of destinations.
     pub(crate) retries: Budgets,
@@ -117,19 +117,19 @@ impl Shard {
     }
 }
 
-/// Reason why the mesh is not known well enough to serve.
+/// Reason why the waypoint does not know the mesh well enough to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum MeshUnknown {
-    /// The configuration is incomplete: see [`Published::is_known`].
+    /// Initial configuration that is incomplete: see [`Published::is_known`].
     #[error("the control plane has not yet sent this waypoint's policies and services")]
     Published,
-    /// The control plane does not name the waypoint's own pod.
+    /// Missing workload record of the waypoint's own pod.
     #[error("the control plane has not published the waypoint's own pod")]
     Own,
 }
 
 impl Waypoint {
-    /// Creates a waypoint without published records.
+    /// Creates the state of a waypoint that has not received any records.
     pub fn new(config: Arc<Config>, inputs: WaypointInputs) -> Self {
         let WaypointInputs {
             state,
@@ -177,19 +177,19 @@ impl Waypoint {
         }
     }
 
-    /// Records that a client opens a tunnel.
+    /// Records the current time as that of the latest CONNECT.
     pub(crate) fn record_tunnel(&self) {
         let now = u64::try_from(self.created.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last_tunnel.store(now, Relaxed);
     }
 
-    /// Returns when a client last opened a tunnel.
+    /// Returns the time of the latest CONNECT.
     pub fn last_tunnel(&self) -> Instant {
         self.created + Duration::from_millis(self.last_tunnel.load(Relaxed))
     }
 
-    /// Waits until the record of the waypoint's own pod tells clients not to choose it. A pod that is being deleted is
-    /// still chosen while no other pod of the waypoint is ready.
+    /// Waits until the record of the waypoint's own pod excludes it from load balancing, so that clients open no new
+    /// tunnels. A pod that is being deleted is still chosen while no other pod of the waypoint is ready.
     pub async fn removed_from_load_balancing(&self) {
         let mut changes = self.local.changes();
         loop {
@@ -204,17 +204,17 @@ impl Waypoint {
         }
     }
 
-    /// Lifecycle of open connections and the drain.
+    /// Returns the registry of open connections, which drains them during shutdown.
     pub fn lifecycle(&self) -> &Lifecycle {
         &self.lifecycle
     }
 
-    /// Returns the bytes that are charged to callers, and their limit.
+    /// Returns the bytes that are charged to all callers, and their limit.
     pub fn memory_budget(&self) -> (usize, usize) {
         (self.memory.held(), self.memory.limit())
     }
 
-    /// Returns the context for destination policies.
+    /// Returns the state and metrics that destination rules need.
     pub(crate) fn rule_context(&self) -> RuleContext<'_> {
         RuleContext {
             state: &self.state,
@@ -222,7 +222,8 @@ impl Waypoint {
         }
     }
 
-    /// Returns the address of a service port for policies: the service's first address, if it has one.
+    /// Returns the destination address of a service port for policies: the service's first address, or the unspecified
+    /// address.
     pub(crate) fn address_of(&self, service: &NamespacedHostname, port: u16) -> SocketAddr {
         let table = self.state.table();
         let service = table.service(service);
@@ -231,7 +232,7 @@ impl Waypoint {
         SocketAddr::new(first.map_or(unknown, |vip| vip.address), port)
     }
 
-    /// Returns the waypoint's own workload.
+    /// Returns the workload record of the waypoint's own pod; fails while the configuration or this record is missing.
     pub(crate) async fn own(&self) -> Result<Arc<Workload>, MeshUnknown> {
         if !self.published.is_known() {
             return Err(MeshUnknown::Published);
@@ -240,7 +241,8 @@ impl Waypoint {
         Ok(local.workload.clone())
     }
 
-    /// Requests the missing records of a route, such as the waypoint of a backend, and returns the route.
+    /// Looks up a route, and requests records that it lacks, such as that of a backend's waypoint, until it is complete
+    /// or a deadline expires.
     pub(crate) async fn completed(
         &self,
         look: impl Fn() -> Result<Route, RouteError> + Sync,
@@ -249,8 +251,8 @@ impl Waypoint {
         self.state.completed(deadline, look).await
     }
 
-    /// Subscribes to an unknown address at the control plane. If the control plane does not respond in time, the
-    /// address stays unknown.
+    /// Requests the record of an unknown address from the control plane, and waits for it. If the control plane does
+    /// not respond in time, the address stays unknown.
     pub(crate) async fn learn(&self, address: &NetworkAddress) {
         if self.state.table().knows_address(address) {
             return;
@@ -261,7 +263,7 @@ impl Waypoint {
         }
     }
 
-    /// Subscribes to a service, unless it is known.
+    /// Requests the record of an unknown service from the control plane, and waits for it.
     pub(crate) async fn learn_service(&self, service: &NamespacedHostname) {
         if self.state.table().service(service).is_some() {
             return;

@@ -1,4 +1,4 @@
-//! Parts of HTTP/1 that hyper does not write: trailers, and interim responses.
+//! Writes parts of HTTP/1 messages that hyper does not write: trailers, and interim responses.
 //!
 //! hyper sends trailers only to clients whose request says `TE: trailers`, and only those that a `Trailer` header
 //! announces. Applications send them regardless (gRPC-Web, checksums), and a proxy may forward them (RFC 9110, section
@@ -27,23 +27,23 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// End of a chunked body without trailers.
 const END: &[u8] = b"0\r\n\r\n";
-/// Maximum bytes of interim responses to one request.
+/// Maximum total size of the interim responses to one request.
 const MAX_INTERIM_BYTES: usize = 16 << 10;
-/// Maximum bytes that are copied at once while trailers wait.
+/// Maximum bytes that one write copies while trailers are pending.
 const COPIED_BYTES: usize = 16 << 10;
 
-/// Bytes to write on a connection besides hyper's output. Clones share them.
+/// Trailers and interim responses to write on a connection besides hyper's output. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Additions(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Whether the state has anything to write.
+    /// Whether trailers or interim responses are pending.
     is_waiting: AtomicBool,
-    /// Whether hyper has written something since its last flush.
+    /// Whether hyper has written bytes since its last flush.
     is_unflushed: AtomicBool,
-    /// Whether a request waits for its response, and may receive interim ones.
+    /// Whether a request has no final response yet, so that its client may receive interim responses.
     takes_interim: AtomicBool,
 }
 
@@ -52,18 +52,18 @@ struct State {
     trailers: Option<Bytes>,
     interim: VecDeque<Bytes>,
     interim_bytes: usize,
-    /// Task of the connection.
+    /// Waker of the connection's task, woken when an interim response is queued.
     task: Option<Waker>,
 }
 
 impl Additions {
-    /// Marks that a request waits for its response.
+    /// Allows interim responses: a request has begun.
     pub(crate) fn begin_interim(&self) {
         self.0.state.lock().interim_bytes = 0;
         self.0.takes_interim.store(true, Relaxed);
     }
 
-    /// Marks that the response is about to be written.
+    /// Stops interim responses: the final response is about to be written.
     pub(crate) fn end_interim(&self) {
         let mut state = self.0.state.lock();
         self.0.takes_interim.store(false, Relaxed);
@@ -73,7 +73,8 @@ impl Additions {
         }
     }
 
-    /// Queues an interim response, if a request waits for its response and is below its limit.
+    /// Queues an interim response for the client, if the request has no final response yet and its interim responses
+    /// are within the limit.
     pub(crate) fn add_interim(&self, status: http::StatusCode, headers: &HeaderMap) {
         let mut bytes = BytesMut::new();
         let reason = status.canonical_reason().unwrap_or_default();
@@ -95,7 +96,7 @@ impl Additions {
         }
     }
 
-    /// Ends the current chunked body with trailers.
+    /// Ends the chunked body that is being written with these trailers.
     fn end_with(&self, trailers: &HeaderMap) {
         let mut bytes = BytesMut::new();
         encode(trailers, &mut bytes);
@@ -113,18 +114,18 @@ fn encode(headers: &HeaderMap, bytes: &mut BytesMut) {
     }
 }
 
-/// Chunked HTTP/1 body whose trailers are written by [`Wire`].
+/// Chunked HTTP/1 body that hands its trailers to [`Wire`] instead of hyper.
 #[derive(Debug)]
 pub(crate) struct WithTrailers<B> {
     body: B,
-    /// Additions to the body; `None` if its length is known and it has no trailers.
+    /// Receiver of the trailers; `None` if the body has a known length, with which HTTP/1 has no trailers.
     additions: Option<Additions>,
     has_ended: bool,
 }
 
 impl<B: HttpBody> WithTrailers<B> {
-    /// Wraps a body. Trailers are passed on only if the body is chunked: its length is unknown and `has_length` is
-    /// false.
+    /// Wraps a body. Its trailers are sent only if it is chunked: its length is unknown and `has_length` (a
+    /// `Content-Length` header) is false.
     pub(crate) fn new(body: B, additions: &Additions, has_length: bool) -> Self {
         let is_chunked = !has_length && body.size_hint().exact().is_none();
         Self {
@@ -169,14 +170,15 @@ impl<B: HttpBody + Unpin> HttpBody for WithTrailers<B> {
     }
 }
 
-/// Connection on which [`Additions`] are written.
+/// Connection that writes [`Additions`] between the bytes of hyper.
 #[derive(Debug)]
 pub(crate) struct Wire<IO> {
     io: IO,
     additions: Additions,
-    /// Bytes to write before any others.
+    /// Bytes to write before hyper's next output.
     out: BytesMut,
-    /// Last bytes of a body with pending trailers, at most the length of [`END`].
+    /// Last bytes of a body with pending trailers, at most as many as [`END`] has: they are its end if hyper flushes
+    /// next.
     held: BytesMut,
 }
 
@@ -190,7 +192,7 @@ impl<IO> Wire<IO> {
         }
     }
 
-    /// Inserts interim responses before hyper's next output.
+    /// Moves queued interim responses to the output, before hyper's next bytes.
     fn take_interim(&mut self) {
         let mut state = self.additions.0.state.lock();
         for response in state.interim.drain(..) {
@@ -198,7 +200,7 @@ impl<IO> Wire<IO> {
         }
     }
 
-    /// Handles the end of hyper's output: held bytes are the end of a body.
+    /// Writes the pending trailers in place of [`END`], if the held bytes are the end of a body.
     fn end_body(&mut self) {
         let Some(trailers) = self.additions.0.state.lock().trailers.take() else {
             return;
@@ -226,7 +228,8 @@ impl<IO: AsyncWrite + Unpin> Wire<IO> {
         Poll::Ready(Ok(()))
     }
 
-    /// Passes bytes through while nothing has to be added; returns false once they must be inspected.
+    /// Writes the pending bytes. Returns true if hyper's next bytes may be written directly, and false if they may
+    /// contain the end of a body with trailers.
     fn poll_pass(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         let shared = &self.additions.0;
         let was_flushed = !shared.is_unflushed.swap(true, Relaxed);
@@ -240,7 +243,8 @@ impl<IO: AsyncWrite + Unpin> Wire<IO> {
         Poll::Ready(Ok(self.held.is_empty() && !has_trailers()))
     }
 
-    /// Holds bytes of a body whose trailers are pending.
+    /// Copies bytes of a body whose trailers are pending, and holds back the last ones, which may be the end of the
+    /// body. Returns the number of bytes taken.
     fn hold(&mut self, bytes: &[u8]) -> usize {
         let taken = bytes.get(..COPIED_BYTES).unwrap_or(bytes);
         self.held.extend_from_slice(taken);

@@ -1,5 +1,4 @@
-//! Compiled policies: every field of a source or an operation, and every condition, is a test of
-//! one attribute.
+//! Compiled policies: every field of a source or an operation, and every condition, becomes a test of one attribute.
 
 use ambit_model::{
     ArcStr, HttpAction, HttpAttribute, HttpCondition, HttpOperation, HttpPolicy, HttpRule,
@@ -15,7 +14,7 @@ use crate::readings::{PathMatcher, Reading, is_same_name};
 pub(super) struct CompiledPolicy {
     policy: HttpPolicy,
     rules: Vec<Rule>,
-    /// Reason why the policy denies everything, if it could not be decoded.
+    /// Reason why the policy could not be decoded, so that it denies everything.
     not_understood: Option<ArcStr>,
 }
 
@@ -27,8 +26,7 @@ struct Rule {
     is_http: bool,
 }
 
-/// Test of one attribute: one of `any` must match unless it is empty, and none of the excluded
-/// values.
+/// Test of one attribute: one value of `any` must match, unless it is empty, and no excluded value may match.
 #[derive(Debug)]
 struct Test {
     any: Vec<Matcher>,
@@ -84,7 +82,7 @@ impl CompiledPolicy {
         })
     }
 
-    /// Returns the first rule that matches.
+    /// Returns the index of the first rule that matches.
     pub(super) fn matching_rule(&self, facts: &Facts<'_>) -> Option<usize> {
         if self.not_understood.is_some() {
             return Some(0);
@@ -125,7 +123,7 @@ impl Rule {
 }
 
 impl Test {
-    /// Builds the test of a field; `None` for an unset one.
+    /// Builds the test of a policy field from its values and its excluded values; `None` for an unset field.
     fn new<T>(any: &[T], none: &[T], matcher: impl Fn(&T) -> Matcher) -> Option<Self> {
         let test = Self {
             any: any.iter().map(&matcher).collect(),
@@ -242,7 +240,8 @@ fn value(attribute: &HttpAttribute, value: &HttpValue) -> Result<Matcher, ArcStr
     })
 }
 
-/// Builds the matcher of a header. Host and method are headers in HTTP/2, and thus in Envoy.
+/// Builds the matcher of a header. `Host` and the method are matched like headers, since they are pseudo-headers in
+/// Envoy.
 fn header(name: &str, pattern: &StringMatch) -> Result<Matcher, ArcStr> {
     match name {
         ":authority" | "host" => Ok(Matcher::Host(pattern.clone())),

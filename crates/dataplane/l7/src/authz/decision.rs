@@ -1,15 +1,15 @@
-//! Decisions of policies, and their text.
+//! Decisions of authorization policies, with their text in logs.
 
 use std::fmt;
 
 use ambit_model::{ArcStr, PolicyKey};
 
-/// The outcome for a request or a connection.
+/// Decision of the policies about a request or a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpDecision {
-    /// Reason for the decision.
+    /// Reason for the decision, which tells whether it allows.
     pub why: Why,
-    /// The dry-run policies that would have denied.
+    /// Dry-run policies that would have denied.
     pub dry_run: Vec<DryRun>,
     /// Rules of AUDIT policies that matched.
     pub audits: Vec<RuleId>,
@@ -18,29 +18,29 @@ pub struct HttpDecision {
 /// Reason for an authorization decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Allowed: no ALLOW policy applies, and none denies.
+    /// No ALLOW policy applies, and no DENY policy matches: allowed.
     NoAllowPolicies,
-    /// An ALLOW policy matches.
+    /// Rule of an ALLOW policy that matches: allowed.
     Allowed(RuleId),
-    /// A DENY policy matches.
+    /// Rule of a DENY policy that matches: denied.
     Denied(RuleId),
-    /// ALLOW policies apply, and none of them matches.
+    /// ALLOW policies apply, but none of them matches: denied.
     NoneAllows,
-    /// A policy that could not be decoded in full applies.
+    /// Policy that could not be decoded in full, so that it denies everything.
     NotUnderstood {
-        /// Key of the policy.
+        /// Key of the policy that could not be decoded.
         policy: PolicyKey,
         /// Reason why the policy could not be decoded.
         why: ArcStr,
     },
 }
 
-/// A rule of a policy, counted from zero.
+/// Rule of a policy, by its index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleId {
-    /// Key of the policy.
+    /// Key of the rule's policy.
     pub policy: PolicyKey,
-    /// Index of the rule in its policy.
+    /// Index of the rule in its policy, counted from 0.
     pub rule: usize,
 }
 
@@ -53,13 +53,13 @@ impl RuleId {
     }
 }
 
-/// A dry-run policy that would have denied.
+/// Dry-run policy that would have denied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DryRun {
-    /// Key of the policy.
+    /// Key of the dry-run policy.
     pub policy: PolicyKey,
-    /// Rule that denies; `None` for an ALLOW policy without a matching rule, when no other ALLOW
-    /// policy matches.
+    /// Index of the DENY rule that matches; `None` for an ALLOW policy that does not match, when no other ALLOW policy
+    /// does.
     pub rule: Option<usize>,
 }
 
@@ -73,12 +73,12 @@ impl DryRun {
 }
 
 impl HttpDecision {
-    /// Whether the request is allowed.
+    /// Whether the decision allows the request or connection.
     pub fn is_allowed(&self) -> bool {
         matches!(self.why, Why::NoAllowPolicies | Why::Allowed(_))
     }
 
-    /// Merges the decision for another service about the same request: the first denial counts.
+    /// Merges the decision for another service about the same request. The first denial remains.
     pub(super) fn join(&mut self, other: Self) {
         let is_more = !other.is_allowed() || self.why == Why::NoAllowPolicies;
         if self.is_allowed() && is_more {
@@ -96,7 +96,7 @@ impl HttpDecision {
         }
     }
 
-    /// Returns the policy that denies, if there is one.
+    /// Returns the policy that denies, if the decision is due to one policy.
     pub fn denied_by(&self) -> Option<&PolicyKey> {
         match &self.why {
             Why::Denied(RuleId { policy, .. }) | Why::NotUnderstood { policy, .. } => Some(policy),
@@ -104,8 +104,7 @@ impl HttpDecision {
         }
     }
 
-    /// Returns a denial as Envoy writes it in `%RESPONSE_CODE_DETAILS%`; `None` if the request is
-    /// allowed.
+    /// Formats a denial as in Envoy's `%RESPONSE_CODE_DETAILS%`; `None` if the request is allowed.
     pub fn details(&self) -> Option<String> {
         let of_rule = |PolicyKey { namespace, name }: &PolicyKey, rule| {
             format!(
@@ -121,7 +120,7 @@ impl HttpDecision {
     }
 }
 
-/// The text in logs.
+/// Formats the decision for logs.
 impl fmt::Display for HttpDecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.why {

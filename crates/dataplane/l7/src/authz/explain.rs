@@ -4,31 +4,31 @@ use ambit_model::{HttpAction, PolicyKey};
 
 use super::{Bucket, HttpDecision, Policies, Request, Scope, ServicePort, facts::Facts};
 
-/// A decision with the outcome of every policy that applies.
+/// Decision with the result of every policy that applies to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpExplanation {
-    /// The decision itself.
+    /// Decision as [`Policies::evaluate`] returns it.
     pub decision: HttpDecision,
-    /// Every policy of the scope, once for each service port to which it applies.
+    /// Results of all policies in the scope, once for each service port to which a policy applies.
     pub policies: Vec<PolicyOutcome>,
 }
 
-/// The outcome of one policy.
+/// Result of evaluating one policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyOutcome {
-    /// Key of the policy.
+    /// Key of the evaluated policy.
     pub policy: PolicyKey,
-    /// The effect of a match; DENY for a policy that is not understood.
+    /// Action of the policy; DENY for a policy that could not be decoded.
     pub action: HttpAction,
     /// Whether the policy is a dry run.
     pub dry_run: bool,
-    /// The first rule that matches, counted from 0.
+    /// Index of the first rule that matches, counted from 0.
     pub matching_rule: Option<usize>,
 }
 
 impl Policies {
-    /// Decides a request and reports the outcome of every policy that applies. Slower than [`Self::evaluate`]: it
-    /// evaluates all policies.
+    /// Evaluates a request, and reports the result of every policy that applies. It is slower than [`Self::evaluate`],
+    /// which does not evaluate all policies.
     pub fn explain(&self, scope: Scope<'_>, request: &Request<'_>) -> HttpExplanation {
         let decision = self.evaluate(scope, request);
         let mut facts = Facts::of_request(request);
@@ -66,7 +66,7 @@ impl Policies {
     }
 }
 
-/// Order in which actions are evaluated.
+/// Returns the position of an action in the order of evaluation.
 fn rank(action: HttpAction) -> u8 {
     match action {
         HttpAction::Custom => 0,

@@ -1,4 +1,4 @@
-//! Attributes that policies are evaluated against.
+//! Attributes of requests and connections that policies match.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,49 +9,50 @@ use http::HeaderMap;
 
 use crate::readings::Readings;
 
-/// A connection through the waypoint.
+/// Attributes of a downstream connection for policies.
 #[derive(Clone, Copy, Debug)]
 pub struct Connection<'a> {
-    /// The verified identity of the caller, if it has one.
+    /// Verified identity of the caller; `None` for plaintext.
     pub source: Option<&'a Identity>,
-    /// The caller's address.
+    /// Source address of the caller's connection.
     pub source_ip: IpAddr,
     /// Address of the original client behind trusted proxies; the caller's address without such
     /// proxies.
     pub remote_ip: IpAddr,
-    /// Called address: of a service with its port, or of a pod.
+    /// Address that the client called: of a service port, or of a pod.
     pub destination: SocketAddr,
-    /// The server name of a TLS connection that is passed through.
+    /// SNI of a TLS connection that is passed through.
     pub sni: Option<&'a str>,
 }
 
-/// Attributes of a request for policies.
+/// Attributes of a request that policies match.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// Connection that carries the request.
+    /// Attributes of the connection that carries the request.
     pub connection: Connection<'a>,
     /// Method of the request.
     pub method: &'a str,
     /// Authority from `:authority` or `Host`; empty if missing.
     pub host: &'a str,
-    /// The normalized path, without the query.
+    /// Normalized path, without the query.
     pub path: &'a str,
     /// Headers of the request.
     pub headers: &'a HeaderMap,
-    /// Claims of a valid token. A request with several is authorized once for each, and each decision must allow it.
+    /// Claims of a verified token. A request with several tokens is evaluated once for each, and all evaluations must
+    /// allow it.
     pub claims: Option<&'a Claims>,
 }
 
-/// Attributes in normalized form for comparison.
+/// Attributes of a request or connection, prepared for comparison with policies.
 pub(super) struct Facts<'a> {
     pub(super) connection: Attributes<'a>,
     pub(super) remote_ip: IpAddr,
     pub(super) sni: Option<&'a str>,
-    /// HTTP attributes; `None` for other protocols.
+    /// Attributes that only HTTP requests have; `None` for other connections.
     pub(super) http: Option<Http<'a>>,
 }
 
-/// HTTP attributes of a request.
+/// Attributes that only HTTP requests have.
 pub(super) struct Http<'a> {
     pub(super) texts: Readings<'a>,
     pub(super) claims: Option<&'a Claims>,
@@ -71,7 +72,7 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// Replaces the called address in every attribute that depends on it.
+    /// Replaces the called address, in all attributes that contain it.
     pub(super) fn call_at(&mut self, destination: SocketAddr) {
         self.connection.set_destination(destination);
         if let Some(http) = &mut self.http {

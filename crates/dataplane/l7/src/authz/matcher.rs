@@ -1,4 +1,4 @@
-//! Comparison of one value of a policy with one attribute.
+//! Matchers, each of which compares one attribute with one value of a policy.
 
 use ambit_jwt::{Claims, Values};
 use ambit_model::{ArcStr, ServiceAccountMatch, StringMatch};
@@ -8,12 +8,12 @@ use ipnet::IpNet;
 use super::facts::{Facts, Http};
 use crate::readings::{PathMatcher, Reading};
 
-/// Attribute with the pattern that it must match.
+/// Attribute to compare, with the pattern from the policy.
 #[derive(Debug)]
 pub(super) enum Matcher {
     Principal(StringMatch),
     Namespace(StringMatch),
-    /// Service account as `namespace/name`.
+    /// Service account, compared as `namespace/name`.
     AccountText(StringMatch),
     Account(ServiceAccountMatch),
     TrustDomain(StringMatch),
@@ -48,7 +48,7 @@ impl Matcher {
         )
     }
 
-    /// Whether the matcher applies. A missing attribute never matches.
+    /// Whether the attribute matches, by the required readings. A missing attribute never matches.
     pub(super) fn matches(&self, facts: &Facts<'_>, reading: Reading) -> bool {
         let connection = &facts.connection;
         let http = |test: &dyn Fn(&Http<'_>) -> bool| facts.http.as_ref().is_some_and(test);
@@ -92,8 +92,9 @@ impl Matcher {
     }
 }
 
-/// Whether the part of the pattern that matches the subject has no slash. Otherwise `https://a/b/c`, the subject `c` of
-/// one issuer, would equal the subject `b/c` of another issuer, which chooses its subjects freely.
+/// Whether the part of a `requestPrincipals` pattern that matches the token's subject has no slash. Otherwise the
+/// subject `c` of the issuer `https://a/b` would equal the subject `b/c` of the issuer `https://a`, which chooses its
+/// subjects freely.
 fn is_separated(pattern: &StringMatch, issuer: &str, subject: &str) -> bool {
     let of_subject = match pattern {
         StringMatch::Presence => "",

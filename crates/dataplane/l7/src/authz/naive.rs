@@ -1,6 +1,5 @@
-//! Reference implementation of policies, without index or preparation: properties and a fuzz target
-//! compare evaluation with it. Cases are generated from bytes, with few and short words, so that
-//! they often match.
+//! Reference implementation of policies, without index or preparation, with which properties and a fuzz target compare
+//! the evaluation. Test cases are generated from bytes, with few and short words, so that they often match.
 
 mod cases;
 
@@ -15,8 +14,8 @@ use cases::{Bytes, Call, Called};
 use super::{Connection, Policies, Request, Scope, ServicePort, Why};
 use crate::path;
 
-/// Generates policies and requests from bytes, and panics if the evaluation differs from the
-/// reference.
+/// Generates policies and requests from bytes, and panics if the evaluation differs from that of the reference
+/// implementation.
 pub fn compare(bytes: &[u8]) {
     let mut bytes = Bytes(bytes);
     let mut known: Vec<HttpPolicy> = Vec::new();
@@ -300,8 +299,8 @@ fn operation(o: &HttpOperation, action: HttpAction, call: &Call) -> bool {
         )
 }
 
-/// Evaluates values in all interpretations where the policy denies, and exceptions literally; the reverse where it
-/// allows, except for headers that override the request's attributes.
+/// Evaluates a field's values and excluded values: values by any reading and exceptions literally where the policy
+/// denies, and the reverse where it allows, except for headers that override the request's attributes.
 fn read_as<T>(
     denies: bool,
     (values, exceptions): (&[T], &[T]),
@@ -426,7 +425,7 @@ fn has_port(pattern: &StringMatch) -> bool {
     }
 }
 
-/// Whether a host matches a pattern: both are generated here, in lower case except for hosts.
+/// Whether a host matches a pattern. Only generated hosts and patterns are supported: patterns are in lower case.
 fn host(pattern: &StringMatch, host: &str) -> bool {
     let lower = host.to_lowercase();
     let name = host_name(host);

@@ -1,8 +1,7 @@
-//! Selects the requests and connections that an ext_authz provider decides, by CUSTOM policies.
+//! Finds the ext_authz provider that must check a request or connection, by CUSTOM policies.
 //!
-//! All CUSTOM policies of a scope must name one provider: with several, or with one that cannot be
-//! called, everything in the scope is denied, as in Istio. A request to a pod whose services name
-//! different providers is denied as well.
+//! All CUSTOM policies of a scope must name one provider: with several, or with one that cannot be called, everything
+//! in the scope is denied, as in Istio. A request to a pod whose services name different providers is denied as well.
 
 use std::sync::Arc;
 
@@ -13,24 +12,24 @@ use super::{
     first_match,
 };
 
-/// External check that CUSTOM policies require; see the module.
+/// External check that CUSTOM policies require for a request or connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequiredCheck {
-    /// No CUSTOM policy applies.
+    /// No CUSTOM policy matches.
     NotRequired,
-    /// A provider checks the request, because of a rule.
+    /// Provider that must check, and the rule that requires it.
     Provider(Arc<Provider>, RuleId),
-    /// Denial with its reason.
+    /// Denial without a check, since the provider is missing or ambiguous; with the reason.
     Denied(String),
 }
 
 impl Policies {
-    /// Returns the required check of a request, in its original form, before a provider changes it.
+    /// Returns the check that CUSTOM policies require for a request in its original form, before a provider changes it.
     pub fn required_check(&self, scope: Scope<'_>, request: &Request<'_>) -> RequiredCheck {
         self.check(scope, || Facts::of_request(request))
     }
 
-    /// Returns the required check of a connection that is not HTTP.
+    /// Returns the check that CUSTOM policies require for a connection that is not HTTP.
     pub fn required_connection_check(
         &self,
         scope: Scope<'_>,

@@ -1,4 +1,4 @@
-//! Fixtures for tests of policies.
+//! Fixtures for tests of authorization policies.
 
 use ambit_model::{
     HttpAttribute, HttpCondition, HttpOperation, HttpRule, HttpSource, HttpValue, Identity,
@@ -14,7 +14,7 @@ mod reference;
 mod scopes;
 mod spellings;
 
-/// A request that can be changed.
+/// Request for a test, with attributes that the test may change.
 #[derive(Clone, Debug)]
 struct Call {
     source: Option<Identity>,
@@ -148,14 +148,14 @@ fn when(attribute: HttpAttribute, values: Vec<HttpValue>, not_values: Vec<HttpVa
     }
 }
 
-/// Whether a policy that has only this rule matches: whether it allows a request, or denies it.
+/// Whether a rule matches a request when it is the only rule of a policy with this action.
 fn matches(rule: &HttpRule, action: HttpAction, call: &Call) -> bool {
     let policies = policies([policy("p", action, vec![rule.clone()])]);
     let decision = policies.evaluate(Scope::Pod(&[]), &call.request());
     decision.is_allowed() == (action == HttpAction::Allow)
 }
 
-/// Whether the rule matches without considering other interpretations.
+/// Whether a rule matches the request as received, without other readings.
 fn plainly_matches(rule: &HttpRule, call: &Call) -> bool {
     let allowed = matches(rule, HttpAction::Allow, call);
     assert_eq!(allowed, matches(rule, HttpAction::Deny, call), "{rule:?}");

@@ -1,27 +1,27 @@
-//! Errors of paths.
+//! Errors of invalid or ambiguous request targets.
 
-/// Why a target is refused with status 400.
+/// Reason why a request target is rejected (400).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
-    /// Neither origin form nor `*` of OPTIONS.
+    /// Target that is neither in origin form nor the `*` of OPTIONS.
     #[error("the request's target does not begin with a slash")]
     NotOriginForm,
-    /// A control character or a space, raw or escaped.
+    /// Control character or space, raw or escaped.
     #[error("the request's target has a control character or a space")]
     Control,
-    /// Fragment after a `#`.
+    /// Fragment after `#`, which clients never send.
     #[error("the request's target has a fragment")]
     Fragment,
-    /// `%` without two hexadecimal digits.
+    /// Percent sign without two hexadecimal digits.
     #[error("the request's path has a percent sign that escapes nothing")]
     BrokenEscape,
-    /// Overlong UTF-8 encoding.
+    /// Overlong UTF-8 encoding of a character.
     #[error("the request's path has overlong UTF-8")]
     Overlong,
-    /// More `..` segments than the path has.
+    /// Path with more `..` segments than parents.
     #[error("the request's path goes above the root")]
     AboveRoot,
-    /// A dot segment that only some implementations see.
+    /// Dot segment that only some implementations recognise.
     #[error("the request's path has a dot segment that is hidden by an escape or a parameter")]
     HiddenDotSegment,
 }

@@ -1,10 +1,10 @@
-//! Percent-escapes: refusal of ambiguous ones, and their canonical form.
+//! Percent-escapes in paths: rejects ambiguous ones, and rewrites others to their canonical form.
 
 use std::borrow::Cow;
 
 use super::error::PathError;
 
-/// Refuses broken escapes, escaped control characters and overlong UTF-8.
+/// Rejects broken escapes, escaped control characters and overlong UTF-8.
 pub(super) fn check(path: &str) -> Result<(), PathError> {
     let mut rest = path.as_bytes();
     while let Some(at) = rest.iter().position(|byte| *byte == b'%') {
@@ -21,7 +21,7 @@ pub(super) fn check(path: &str) -> Result<(), PathError> {
     Ok(())
 }
 
-/// Whether the escapes that begin here encode a character in more bytes than necessary.
+/// Whether an escaped byte begins an overlong UTF-8 sequence: a character in more bytes than necessary.
 fn is_overlong(first: u8, escapes: &[u8]) -> bool {
     let second = || escapes.get(3..).and_then(escaped);
     match first {
@@ -41,9 +41,9 @@ fn escaped(text: &[u8]) -> Option<u8> {
     u8::try_from(digit(high)? * 16 + digit(low)?).ok()
 }
 
-/// Returns the canonical form of a path's characters: unreserved ones never escaped, those that a
-/// URL cannot have always, escapes in upper case, backslashes as slashes, and if `decode_slashes`,
-/// escaped ones as well. For a path that passed [`check`].
+/// Rewrites a path that has passed [`check`] to canonical characters: unescapes unreserved characters, escapes those
+/// that a URL cannot have, writes escapes in upper case and backslashes as slashes, and unescapes slashes and
+/// backslashes if `decode_slashes`.
 pub(super) fn canonical_characters(path: &str, decode_slashes: bool) -> Cow<'_, str> {
     rewrite(path, |byte| match byte {
         Byte::Raw(b'\\') => Some(CanonicalByte::Raw(b'/')),
@@ -52,7 +52,7 @@ pub(super) fn canonical_characters(path: &str, decode_slashes: bool) -> Cow<'_, 
     })
 }
 
-/// Returns the text of a policy or a route with characters in the form of normalized paths.
+/// Rewrites the text of a policy or a route to the canonical characters of normalized paths.
 pub fn canonical_escapes(text: &str) -> Cow<'_, str> {
     rewrite(text, canonical)
 }
@@ -69,7 +69,7 @@ enum CanonicalByte {
 }
 
 impl CanonicalByte {
-    /// Writes the escape's text to the caller's buffer.
+    /// Returns the text that replaces the byte, with escapes written to the caller's buffer.
     fn text(self, buffer: &mut [u8; 3]) -> &str {
         let digit = |value: u8| b"0123456789ABCDEF".get(usize::from(value)).copied();
         let length = match self {
@@ -92,7 +92,7 @@ impl CanonicalByte {
     }
 }
 
-/// Canonical form of a byte; `None` if it stays as it is.
+/// Returns the canonical form of a byte; `None` if the byte is canonical.
 fn canonical(byte: Byte) -> Option<CanonicalByte> {
     match byte {
         Byte::Raw(b @ (b'"' | b'<' | b'>' | b'^' | b'`' | b'{' | b'|' | b'}' | 0x80..)) => {
@@ -106,8 +106,8 @@ fn canonical(byte: Byte) -> Option<CanonicalByte> {
     }
 }
 
-/// Replaces bytes and escapes by `replacement`; borrowed if nothing changes. Non-ASCII bytes are replaced by escapes,
-/// so that the result is text whenever all bytes of a character are replaced.
+/// Replaces bytes and escapes by the result of `replacement`; borrows the text if nothing changes. Non-ASCII bytes are
+/// replaced by escapes, so that the result is valid UTF-8 whenever all bytes of a character are replaced.
 fn rewrite(text: &str, replacement: impl Fn(Byte) -> Option<CanonicalByte>) -> Cow<'_, str> {
     let bytes = text.as_bytes();
     let mut out = String::new();

@@ -1,17 +1,18 @@
-//! Readings of a path: the paths for which lenient servers may take it.
+//! Readings of a normalized path: the paths that lenient servers may take it for.
 
 use std::borrow::Cow;
 
 use super::{escapes::decoded_escapes, segments};
 
-/// Rounds of percent-decoding: a proxy, a framework and an application behind the waypoint may each decode once.
+/// Maximum rounds of percent-decoding: a proxy, a framework and an application behind the waypoint may each decode
+/// once.
 const MAX_DECODINGS: usize = 3;
 
 /// Characters at which some servers truncate a decoded path.
 const PATH_TERMINATORS: [char; 4] = [';', '?', '#', '\0'];
 
-/// Returns the lower-case paths that lenient servers may take a normalized path for; empty if all servers agree. Such
-/// servers decode escapes (more than once), strip parameters (`;x`) or everything after one, treat backslashes as
+/// Returns the paths, in lower case, that lenient servers may take a normalized path for; empty if all servers agree.
+/// Such servers decode escapes (more than once), strip parameters (`;x`) or everything after one, treat backslashes as
 /// slashes, merge slashes, resolve dots, and ignore case, spaces around segments and dots behind them. `*` means the
 /// whole server, and thus its root as well.
 pub fn readings(path: &str) -> Vec<String> {
@@ -35,7 +36,7 @@ pub fn readings(path: &str) -> Vec<String> {
     all
 }
 
-/// Returns the one text by which all spellings of a path are counted.
+/// Returns a text that is equal for all spellings of a path, for rate-limit keys.
 pub fn shared_by_spellings(path: &str) -> Cow<'_, str> {
     if is_plain(path) || path == "*" {
         let whole = path.strip_suffix('/').filter(|rest| !rest.is_empty());
@@ -50,7 +51,7 @@ pub fn shared_by_spellings(path: &str) -> Cow<'_, str> {
     Cow::Owned(shared)
 }
 
-/// Returns a path after each round of decoding.
+/// Returns the path after each round of percent-decoding.
 fn decodings(path: &str) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for _ in 0..MAX_DECODINGS {
@@ -64,7 +65,7 @@ fn decodings(path: &str) -> Vec<String> {
     all
 }
 
-/// Whether all servers interpret the path equally.
+/// Whether all servers agree about the path.
 fn is_plain(path: &str) -> bool {
     let is_odd = |byte: u8| {
         !byte.is_ascii_graphic() || byte.is_ascii_uppercase() || b"%;\\?#*".contains(&byte)

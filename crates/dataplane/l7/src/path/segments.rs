@@ -1,11 +1,11 @@
-//! Segments of paths: dot segments and repeated slashes.
+//! Segments of paths: resolves dot segments, and merges repeated slashes.
 
 use std::borrow::Cow;
 
 use super::error::PathError;
 
-/// Refuses dot segments that only some implementations see: beside an escaped slash or backslash,
-/// or with a parameter. The path's escapes must be canonical.
+/// Rejects dot segments that only some implementations recognise: next to an escaped slash or backslash, or with a
+/// parameter. The path's escapes must be canonical.
 pub(super) fn check(path: &str) -> Result<(), PathError> {
     let hides = |segment: &str| {
         segment
@@ -44,8 +44,8 @@ pub(super) fn resolve(path: &str, merge: bool) -> Result<Cow<'_, str>, PathError
     Ok(Cow::Owned(joined(&segments, merge)))
 }
 
-/// Returns a decoded path as the most lenient application reads it: without parameters, spaces
-/// around segments and dots behind them, slashes merged, and never above the root.
+/// Rewrites a decoded path as the most lenient application reads it: without parameters, spaces around segments and
+/// dots behind them, with slashes merged, and never above the root.
 pub(super) fn loosely(decoded: &str) -> String {
     let mut segments = Vec::new();
     let mut rest = decoded.split(['/', '\\']).peekable();

@@ -1,4 +1,4 @@
-//! Tests of targets and their normal forms.
+//! Tests of request targets and their normalized forms.
 
 use ambit_model::PathNormalization::{self, *};
 use proptest::prelude::*;

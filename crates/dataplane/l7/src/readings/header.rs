@@ -1,11 +1,11 @@
-//! Headers: their lines, the elements of lists, and names that many applications equate.
+//! Readings of headers: their lines, the elements of lists, and names that many applications treat as equal.
 
 use ambit_model::StringMatch;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 use super::{reading::Reading, text::matches_bytes};
 
-/// Headers whose commas do not separate elements.
+/// Headers whose values may contain commas that do not separate list elements.
 const NON_LIST_HEADERS: [HeaderName; 9] = [
     header::AUTHORIZATION,
     header::COOKIE,
@@ -18,8 +18,8 @@ const NON_LIST_HEADERS: [HeaderName; 9] = [
     header::USER_AGENT,
 ];
 
-/// Returns the lines of a header in any spelling of its name: applications that get headers as
-/// variables (CGI, WSGI, PHP) take an underscore for a hyphen.
+/// Returns the lines of a header in any spelling of its name. Applications that receive headers as variables (CGI,
+/// WSGI, PHP) do not distinguish underscores from hyphens.
 pub(crate) fn lines<'a>(
     headers: &'a HeaderMap,
     name: &HeaderName,
@@ -30,17 +30,17 @@ pub(crate) fn lines<'a>(
     all.map(|(_, value)| value.as_bytes())
 }
 
-/// Whether two names are equal to applications that get headers as variables.
+/// Whether two header names are equal to applications that receive headers as variables.
 pub(crate) fn is_same_name(one: &HeaderName, other: &HeaderName) -> bool {
     let fold = |byte: u8| if byte == b'_' { b'-' } else { byte };
     let (one, other) = (one.as_str(), other.as_str());
     one.len() == other.len() && one.bytes().map(fold).eq(other.bytes().map(fold))
 }
 
-/// Maximum spellings of one header name in a request for which all orders of lines are compared.
+/// Maximum number of spellings of one header name in a request for which all orders of its lines are compared.
 const MAX_SPELLINGS: usize = 3;
 
-/// Whether any text that an application may take for the header's value matches. True for a request with more than
+/// Whether any text matches that an application may take for the header's value. True for a request with more than
 /// [`MAX_SPELLINGS`] spellings of the name.
 pub(crate) fn any_text(
     headers: &HeaderMap,
@@ -53,8 +53,8 @@ pub(crate) fn any_text(
         || lines().nth(1).is_some() && any_joined(headers, name, matches)
 }
 
-/// Whether the header's lines match when joined in any order of their names' spellings: a filter
-/// that removes a header changes the order in which the others are sent.
+/// Whether the joined lines of a header match, in any order of the spellings of its name: a filter that removes a
+/// header changes the order in which the others are sent.
 fn any_joined(headers: &HeaderMap, name: &HeaderName, matches: impl Fn(&[u8]) -> bool) -> bool {
     let spellings = headers.keys().filter(|other| is_same_name(other, name));
     let mut lines: Vec<Vec<&[u8]>> = spellings
@@ -96,8 +96,8 @@ pub(super) fn matches(
     }
 }
 
-/// Whether all lines joined match, and each line, and each element if a wildcard might match other
-/// elements.
+/// Whether the joined lines of a header match, each line, and also each list element if a wildcard in the pattern might
+/// match other elements.
 fn matches_wholly(headers: &HeaderMap, name: &HeaderName, pattern: &StringMatch) -> bool {
     let own: Vec<_> = headers
         .get_all(name)
@@ -120,7 +120,7 @@ fn matches_wholly(headers: &HeaderMap, name: &HeaderName, pattern: &StringMatch)
     })
 }
 
-/// Returns the elements of a line, also without their parameters and quotes.
+/// Returns the list elements of a header line, each also without its parameters and quotes.
 fn elements<'a>(name: &HeaderName, line: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
     let separator = if *name == header::COOKIE { b';' } else { b',' };
     let elements = line
@@ -142,7 +142,7 @@ fn elements<'a>(name: &HeaderName, line: &'a [u8]) -> impl Iterator<Item = &'a [
     })
 }
 
-/// Separators between several lines of a header.
+/// Returns the separators with which servers may join the lines of a header.
 fn separators(name: &HeaderName) -> &'static [&'static [u8]] {
     if *name == header::COOKIE {
         &[b"; "]

@@ -1,19 +1,19 @@
-//! Parts of a request's authority, in any spelling.
+//! Readings of a request's authority.
 
 use ambit_model::StringMatch;
 
 use super::reading::Reading;
 
-/// The authority of a request in its parts.
+/// Authority of a request, split into its parts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Host<'a> {
-    /// Host as received.
+    /// Authority as received.
     whole: &'a str,
     /// Host without user, port and trailing dots.
     name: &'a str,
     /// Port with the colon; empty without a port.
     port: &'a str,
-    /// Port that the client dialed.
+    /// Port of the address that the client called.
     dialled: Option<u16>,
 }
 
@@ -35,18 +35,18 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// Returns another host that was dialed at the same port.
+    /// Splits another host that a header names for the same called port.
     pub(super) fn named<'b>(&self, whole: &'b str) -> Host<'b> {
         Host::new(whole, self.dialled)
     }
 
-    /// Sets the port that the client dialed.
+    /// Sets the port of the address that the client called.
     pub(super) fn dial(&mut self, port: u16) {
         self.dialled = Some(port);
     }
 
-    /// Whether a pattern matches the host. Since a server may ignore the client's port, a denial at the dialed port
-    /// applies to any written port.
+    /// Whether a pattern matches the host. Since a server may ignore the port in `Host`, a denial for the called port
+    /// applies to any port there.
     pub(super) fn matches(&self, pattern: &StringMatch, reading: Reading) -> bool {
         let Self {
             whole,
@@ -67,7 +67,7 @@ impl<'a> Host<'a> {
     }
 }
 
-/// Whether a pattern of hosts names a port.
+/// Whether a host pattern contains a port.
 fn has_port(pattern: &StringMatch) -> bool {
     let text = match pattern {
         StringMatch::Exact(text) | StringMatch::Prefix(text) | StringMatch::Suffix(text) => text,

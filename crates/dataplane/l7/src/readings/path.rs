@@ -11,21 +11,21 @@ use crate::{
     route::regex,
 };
 
-/// Forwarded path with its interpretations by lenient servers.
+/// Forwarded path of a request, with its readings by lenient servers.
 #[derive(Debug)]
 pub(crate) struct PathReadings<'a> {
     forwarded: Cow<'a, str>,
     lenient: OnceCell<Vec<String>>,
 }
 
-/// A pattern of paths in the forms that the readings of a path have.
+/// Path pattern of a policy, route or rate limit, in the forms that the readings of a path have.
 #[derive(Debug)]
 pub(crate) struct PathMatcher {
     forwarded: Shape,
-    /// Path in lower case with decoded escapes.
+    /// Pattern in lower case with decoded escapes, compared with readings.
     lenient: Shape,
-    /// Readings by servers of a pattern that is itself unusual (`/a;v=1/*`). [`Reading::Any`] ignores them where the
-    /// forwarded path matches, too.
+    /// Readings of a pattern that is itself ambiguous (`/a;v=1/*`). [`Reading::Any`] ignores them where the forwarded
+    /// path matches.
     own_readings: Vec<Shape>,
 }
 
@@ -33,10 +33,10 @@ pub(crate) struct PathMatcher {
 enum Shape {
     Text(StringMatch),
     Template(PathTemplate),
-    /// Equal, or below the path segment by segment; without a trailing slash.
+    /// Equal to the path, or below it by whole segments; the path has no trailing slash.
     Below(ArcStr),
     Regex(Regex),
-    /// Invalid pattern, which matches everything.
+    /// Replacement of an invalid pattern, which matches every path.
     Everything,
 }
 
@@ -56,7 +56,7 @@ impl<'a> PathReadings<'a> {
     }
 }
 
-/// Returns the path of a target, which may have a host.
+/// Returns the path of a target in origin or absolute form.
 pub(super) fn of_target(target: &str) -> Option<&str> {
     let path = match target.split_once("://") {
         Some((_, rest)) => rest.get(rest.find('/')?..)?,
@@ -92,8 +92,7 @@ impl PathMatcher {
         })
     }
 
-    /// Compiles the path of a route match. An invalid expression matches everything that it might
-    /// be meant for.
+    /// Compiles the path of a rate limit's match. An invalid expression matches every path that it might be meant for.
     pub(crate) fn of_match(of: &HttpPathMatch) -> Self {
         let (forwarded, lenient) = match of {
             HttpPathMatch::Exact(path) => (
@@ -142,7 +141,7 @@ impl PathMatcher {
 }
 
 impl Shape {
-    /// Whether the pattern matches the path with or without a trailing slash.
+    /// Whether the pattern matches a reading of a path, with or without a trailing slash.
     fn reads(&self, path: &str) -> bool {
         let without = path.strip_suffix('/').filter(|rest| !rest.is_empty());
         self.matches(path) || without.is_some_and(|path| self.matches(path))
@@ -161,8 +160,8 @@ impl Shape {
     }
 }
 
-/// Returns the readings of a pattern that begins or ends a path. An exact pattern needs only the
-/// forwarded path, whose readings are those of the path.
+/// Returns the readings of a pattern that begins or ends a path. An exact pattern has none, since its readings are
+/// those of the forwarded path.
 fn own_readings(pattern: &StringMatch) -> Vec<Shape> {
     match pattern {
         StringMatch::Exact(_) | StringMatch::Presence => Vec::new(),

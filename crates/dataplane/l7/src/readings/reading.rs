@@ -1,12 +1,12 @@
-//! Selection of the readings that have to match.
+//! Selection of the readings of an attribute that must match.
 
-/// Which readings of a text have to match.
+/// Readings of an attribute that must match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reading {
-    /// Any interpretation matches; for denials and limits.
+    /// Any reading: for denials and rate limits.
     Any,
-    /// All interpretations, ignoring override headers; for allowing.
+    /// All readings except those from override headers: for permissions.
     All,
-    /// All interpretations, including override headers; for exceptions from a denial.
+    /// All readings including those from override headers: for exceptions from a denial.
     Exception,
 }

@@ -1,8 +1,8 @@
-//! Comparison of patterns with bytes, and patterns with their texts rewritten.
+//! Compares patterns with bytes, and rewrites the texts of patterns.
 
 use ambit_model::StringMatch;
 
-/// Whether bytes, which may be invalid UTF-8, match the pattern.
+/// Whether bytes, which may be invalid UTF-8, match a pattern.
 pub(super) fn matches_bytes(pattern: &StringMatch, bytes: &[u8]) -> bool {
     match pattern {
         StringMatch::Exact(exact) => bytes == exact.as_bytes(),
@@ -12,7 +12,7 @@ pub(super) fn matches_bytes(pattern: &StringMatch, bytes: &[u8]) -> bool {
     }
 }
 
-/// Returns the pattern with its text rewritten.
+/// Returns a pattern of the same kind whose text `map` has rewritten.
 pub(super) fn map_text(pattern: &StringMatch, map: impl Fn(&str) -> String) -> StringMatch {
     match pattern {
         StringMatch::Exact(text) => StringMatch::Exact(map(text).into()),

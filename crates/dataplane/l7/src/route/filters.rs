@@ -1,7 +1,7 @@
-//! Compiled filters of a rule for requests and responses.
+//! Compiled request and response filters of a rule.
 //!
-//! Contradictory filters, and filters that change what a route may not change, invalidate the rule:
-//! its requests are answered with an error.
+//! A rule is invalid if its filters contradict each other, or change what a route may not change: requests that match
+//! it receive an error.
 
 mod applied;
 mod cors;
@@ -18,7 +18,7 @@ pub use applied::Applied;
 pub use cors::{Cors, CorsRequest};
 pub use fault::Injected;
 
-/// The filters of a rule, or of one of its backends.
+/// Compiled filters of a rule, or of one of its backends.
 #[derive(Debug, Default)]
 pub struct Filters {
     request: Option<Edits>,
@@ -30,11 +30,11 @@ pub struct Filters {
     fault: Option<HttpFault>,
 }
 
-/// Redirect response with its location.
+/// Redirect filter: status, and the parts of the location.
 #[derive(Debug)]
 pub struct Redirect {
     to: HttpRedirect,
-    /// Status of the redirect.
+    /// Status of the redirect response.
     pub status: StatusCode,
 }
 
@@ -48,27 +48,27 @@ struct Edits {
 /// Path of a request, and the length of the prefix that the rule's match consumed.
 #[derive(Clone, Copy, Debug)]
 pub struct MatchedPath<'a> {
-    /// Normalized, without the query.
+    /// Normalized path, without the query.
     pub path: &'a str,
     /// The query without its question mark.
     pub query: Option<&'a str>,
-    /// Bytes of the path.
+    /// Length in bytes of the prefix that the match consumed.
     pub prefix: usize,
 }
 
-/// Why a request cannot be redirected.
+/// Reason why a request cannot be redirected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RedirectError {
-    /// Request without a host, for a filter without one.
+    /// Request without a host, for a redirect filter that sets none.
     #[error("there is no host that the request could be redirected to")]
     NoHost,
-    /// The rewritten path is invalid.
+    /// Rewritten path that is invalid.
     #[error(transparent)]
     Path(#[from] PathError),
 }
 
 impl Filters {
-    /// Compiles filters.
+    /// Compiles the filters of a rule or backend.
     ///
     /// # Errors
     /// The text describes the invalid filter.
@@ -156,13 +156,13 @@ impl Redirect {
         })
     }
 
-    /// Returns the host that the filter sets, if any.
+    /// Returns the host that the redirect filter sets, if any.
     #[cfg(test)]
     fn host(&self) -> Option<&ArcStr> {
         self.to.hostname.as_ref()
     }
 
-    /// Returns the location of a redirect for a request to a host and service port. The location is always absolute, so
+    /// Returns the location of a redirect for a request to a host and service port. The location is an absolute URL, so
     /// that no part of the path can be taken for a host.
     ///
     /// # Errors
@@ -195,8 +195,8 @@ impl Redirect {
     }
 }
 
-/// Returns path and query after a path rewrite, normalized again: no rewrite of a route produces a
-/// path that is not normalized.
+/// Rewrites the path, and returns it with the query. The result is normalized again, so that no rewrite produces a path
+/// that is not.
 ///
 /// # Errors
 /// When the result is not a valid path.
@@ -230,7 +230,7 @@ pub fn changed(
     path::normalize(&target, mode).map(|normal| normal.as_str().to_owned())
 }
 
-/// Checks a replacement path: it must have no query, and begin with a slash.
+/// Checks that a replacement path has no query and begins with a slash.
 fn check(change: Option<&PathChange>) -> Result<(), ArcStr> {
     let (text, may_be_empty) = match change {
         None => return Ok(()),

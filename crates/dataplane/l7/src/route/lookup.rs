@@ -1,9 +1,8 @@
 //! Lookup of the route match for a request.
 //!
-//! Matches are ordered as the specification demands, the most specific first. A hash lookup finds
-//! the matches that name a path or a prefix of it, so that the cost of a request does not grow with
-//! the routes of a service; regular expressions are tried one after the other. So are all matches
-//! of VirtualServices, where the first match wins.
+//! Matches are ordered by the Gateway API's precedence, the most specific first. A hash lookup finds the matches that
+//! name a path or a prefix of it, so that the cost of a request does not grow with the routes of a service; regular
+//! expressions are tried one after the other. So are all matches of VirtualServices, where the first match wins.
 
 use std::{cmp::Reverse, collections::HashMap, ops::Range};
 
@@ -14,20 +13,20 @@ use regex::{Regex, RegexBuilder};
 use super::request::RouteRequest;
 use crate::path::canonical_escapes;
 
-/// Compiled matches in lookup order.
+/// Compiled matches of a route table, in order of precedence.
 #[derive(Debug, Default)]
 pub(super) struct Lookup {
-    /// Entries, most specific first.
+    /// Matches, the most specific first.
     entries: Vec<Entry>,
     exact: HashMap<ArcStr, Range<usize>>,
     prefixes: HashMap<ArcStr, Range<usize>>,
-    /// Lengths in bytes of `prefixes`, without duplicates, longest first.
+    /// Distinct lengths in bytes of the paths in `prefixes`, longest first.
     lengths: Vec<usize>,
-    /// Offset of the entries that match every path, followed by regular expressions.
+    /// Index of the first match that a hash lookup cannot find: matches of every path, followed by regular expressions.
     rest: usize,
 }
 
-/// A match of a rule.
+/// Compiled match of a rule.
 #[derive(Debug)]
 pub(super) struct Entry {
     path: Path,
@@ -39,7 +38,7 @@ pub(super) struct Entry {
     pub(super) rule: usize,
     /// Index of the match in its rule.
     pub(super) index: usize,
-    /// Whether the match is invalid; requests that it could match are rejected.
+    /// Whether the match is invalid, so that requests that it might be meant for are rejected.
     pub(super) broken: bool,
 }
 
@@ -56,26 +55,26 @@ enum Path {
 enum Value {
     Exact(ArcStr),
     Regex(Regex),
-    /// Any path, for an invalid match.
+    /// Any path, also as replacement of an invalid expression.
     Any,
 }
 
-/// First part of a match that a request does not meet.
+/// First condition of a match that a request does not meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mismatch {
     /// The request's path differs.
     Path,
     /// The request's method differs.
     Method,
-    /// The header of this name is missing or has another value, or the match excludes its value.
+    /// Header of this name that is missing or has another value, or a value that the match excludes.
     Header(ArcStr),
-    /// The query parameter of this name is missing, or has another value.
+    /// Query parameter of this name that is missing or has another value.
     QueryParam(ArcStr),
 }
 
 impl Lookup {
-    /// Returns the matches up to the one that a request takes, most specific first, with the reason why each does not
-    /// apply. The order is that of [`Self::find`].
+    /// Returns the matches in the order in which [`Self::find`] evaluates them, up to the one that the request meets,
+    /// each with the reason why the request does not meet it.
     pub(super) fn considered<'a>(
         &'a self,
         request: &'a RouteRequest<'_>,
@@ -93,7 +92,7 @@ impl Lookup {
         &self.entries
     }
 
-    /// Builds a table in which the first match wins.
+    /// Builds a table in which the first match wins, as for VirtualServices.
     pub(super) fn in_order(entries: Vec<Entry>) -> Self {
         Self {
             entries,
@@ -101,7 +100,7 @@ impl Lookup {
         }
     }
 
-    /// Builds the table from matches in the order of their rules' age and name.
+    /// Builds a table by precedence from matches that are sorted by the age and name of their routes.
     pub(super) fn new(mut entries: Vec<Entry>) -> Self {
         // A stable sort: equally specific matches stay in the order of age, name and index.
         entries.sort_by(|a, b| a.specificity().cmp(&b.specificity()));
@@ -124,7 +123,7 @@ impl Lookup {
         lookup
     }
 
-    /// The most specific match of a request.
+    /// Returns the most specific match that a request meets.
     pub(super) fn find(&self, request: &RouteRequest<'_>) -> Option<&Entry> {
         let path = request.path;
         let within = |range: &Range<usize>| {
@@ -192,7 +191,7 @@ impl Entry {
         }
     }
 
-    /// Returns how many bytes of the path the match consumes as prefix.
+    /// Returns the number of bytes of the path that the match consumes as prefix.
     pub(super) fn prefix(&self) -> usize {
         match &self.path {
             Path::Prefix(prefix) | Path::TextPrefix(prefix) => prefix.len(),
@@ -200,8 +199,8 @@ impl Entry {
         }
     }
 
-    /// Sort key: lesser values are more specific. Equal paths are adjacent; among paths of one
-    /// length only equal ones can both match.
+    /// Returns the sort key of precedence: lesser values are more specific. Equal paths are adjacent; of paths with the
+    /// same length only equal ones can match the same request.
     fn specificity(&self) -> impl Ord + '_ {
         let (kind, length, path) = match &self.path {
             Path::Exact(path) => (0, path.len(), path.as_str()),
@@ -225,7 +224,7 @@ impl Entry {
         self.mismatch(request).is_none()
     }
 
-    /// The first part of the match that a request does not have.
+    /// Returns the first condition of the match that a request does not meet.
     fn mismatch(&self, request: &RouteRequest<'_>) -> Option<Mismatch> {
         let has_path = match &self.path {
             Path::Any => true,
@@ -288,7 +287,7 @@ impl Value {
     }
 }
 
-/// Normalizes the path of a match like the paths of requests.
+/// Normalizes the path of a match in the same way as the paths of requests.
 fn canonical(path: &str) -> ArcStr {
     canonical_escapes(path).as_ref().into()
 }
@@ -299,7 +298,8 @@ fn compiled(pattern: &str, broken: &mut bool) -> Option<Regex> {
     built
 }
 
-/// Compiles a pattern that matches whole texts in linear time; `None` if it is invalid or needs too much memory.
+/// Compiles a regular expression that matches whole texts in linear time; `None` if it is invalid or needs too much
+/// memory.
 pub(crate) fn regex(pattern: &str) -> Option<Regex> {
     let build = |pattern: &str| {
         RegexBuilder::new(pattern)
@@ -312,7 +312,7 @@ pub(crate) fn regex(pattern: &str) -> Option<Regex> {
     built.ok()
 }
 
-/// The values of a parameter, percent-decoded, in their order.
+/// Returns the percent-decoded values of a query parameter, in their order.
 pub(crate) fn parameters<'a>(
     query: Option<&'a str>,
     name: &'a str,

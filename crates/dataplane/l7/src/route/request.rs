@@ -1,8 +1,8 @@
-//! Requests as routes match them.
+//! Attributes of requests that routes and rate limits match.
 
 use http::HeaderMap;
 
-/// Parts of a request that routes match.
+/// Attributes of a request that routes and rate limits match.
 #[derive(Clone, Copy, Debug)]
 pub struct RouteRequest<'a> {
     /// Method of the request.
@@ -11,7 +11,7 @@ pub struct RouteRequest<'a> {
     pub path: &'a str,
     /// Query without the question mark.
     pub query: Option<&'a str>,
-    /// Host of the request, which HTTP/2 does not send as a header.
+    /// Host of the request, from `Host` or `:authority`.
     pub host: &'a str,
     /// Headers of the request.
     pub headers: &'a HeaderMap,

@@ -1,4 +1,4 @@
-//! Retry conditions and backoff of a rule (GEP-1731).
+//! Retry conditions and backoff of a route rule (GEP-1731).
 
 use std::time::Duration;
 
@@ -6,23 +6,23 @@ use ambit_model::HttpRetry;
 use http::{HeaderMap, StatusCode};
 use rand::{Rng as _, RngCore};
 
-/// Upper bound of the first retry delay of a rule without one.
+/// Upper bound of the first backoff, if the rule sets none.
 pub const DEFAULT_BACKOFF: Duration = Duration::from_millis(25);
-/// Maximum delay, in multiples of the first.
+/// Maximum backoff, as a multiple of the first.
 pub const MAX_BACKOFF_MULTIPLE: u32 = 10;
 
-/// gRPC statuses of requests that were not processed: cancelled and unavailable.
+/// gRPC statuses of requests that were not processed: CANCELLED (1) and UNAVAILABLE (14).
 const RETRIABLE_GRPC_STATUSES: [&[u8]; 2] = [b"1", b"14"];
 
-/// Whether a response status is retriable.
+/// Whether the rule's retry policy retries a response with this status and these headers.
 pub fn is_retriable(retry: &HttpRetry, status: StatusCode, headers: &HeaderMap) -> bool {
     let grpc = headers.get("grpc-status");
     retry.codes.contains(&status.as_u16())
         || grpc.is_some_and(|status| RETRIABLE_GRPC_STATUSES.contains(&status.as_bytes()))
 }
 
-/// Returns the delay of the `nth` retry, counted from 0: random to spread simultaneous failures, growing, and never
-/// less than the rule's own.
+/// Returns the backoff before the `nth` retry, counted from 0. It grows exponentially with jitter, and is never shorter
+/// than the rule's backoff.
 pub fn wait(retry: &HttpRetry, nth: u32, rng: &mut dyn RngCore) -> Duration {
     let least = retry.backoff.unwrap_or_default();
     let first = retry.backoff.unwrap_or(DEFAULT_BACKOFF);

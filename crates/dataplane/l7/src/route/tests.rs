@@ -1,4 +1,4 @@
-//! Tests of the rule that a request is routed by.
+//! Tests of the route rule that a request matches.
 
 mod precedence;
 
@@ -49,7 +49,7 @@ fn route(name: &str, ports: &[u16], rules: Vec<HttpRouteRule>) -> HttpRoute {
     }
 }
 
-/// Returns `route/rule` of a GET request, or the outcome without a rule.
+/// Returns `route/rule` for a GET request, or the outcome without a matching rule.
 fn chosen(table: &RouteTable, target: &str, headers: &[(&'static str, &str)]) -> String {
     let (path, query) = target
         .split_once('?')
@@ -75,8 +75,8 @@ fn chosen(table: &RouteTable, target: &str, headers: &[(&'static str, &str)]) ->
     }
 }
 
-/// Returns the rule of the last considered match, if the request meets it; the request must not
-/// meet the earlier ones.
+/// Returns the rule of the last match that [`RouteTable::considered`] lists, if the request meets it. The request must
+/// not meet the earlier ones.
 fn considered_last(table: &RouteTable, request: &RouteRequest<'_>) -> Option<*const Rule> {
     let mut considered: Vec<_> = table.considered(request).collect();
     let last = considered.pop_if(|(_, mismatch)| mismatch.is_none());

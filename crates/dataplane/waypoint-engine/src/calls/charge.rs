@@ -12,17 +12,17 @@ use crate::{
     upstream::STREAM_WINDOW,
 };
 
-/// Charged bytes of a call besides its headers and bodies: its task, and the buffers of its connection.
+/// Bytes charged for a call besides its headers and bodies: its task, and the buffers of its connection.
 const CALL_BYTES: usize = 16 << 10;
 
-/// Charge of one call, held until it ends.
+/// Memory permits of one call, held until it ends.
 #[derive(Debug)]
 pub(crate) struct CallCharge {
     memory: ConnectionMemory,
     permit: Permit,
 }
 
-/// Reason why a response is incomplete.
+/// Reason why the response to a call is incomplete.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CollectError {
     #[error("the response is too large or truncated")]
@@ -32,9 +32,10 @@ pub(crate) enum CollectError {
 }
 
 impl CallCharge {
-    /// Charges a call in advance: its request, and the response bytes that may arrive before they are read.
+    /// Charges a call in advance: its request, and the receive window for its response.
     ///
-    /// # Errors When a budget has no room, which is counted.
+    /// # Errors
+    /// When a budget has no room, which is counted.
     pub(crate) fn new(
         memory: &ConnectionMemory,
         version: Version,

@@ -1,4 +1,5 @@
-//! Certificates of the identities under which the waypoint calls for objects, fetched in advance.
+//! Fetches the certificates of the identities under which the waypoint calls on behalf of objects, before the first
+//! call.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -8,8 +9,8 @@ use ambit_proxy::warm_start::WarmCertificates;
 
 use crate::published::Published;
 
-/// Fetches certificates for the namespaces whose objects cause calls, and drops those of other namespaces, for as long
-/// as the process runs.
+/// Follows the namespaces whose objects make the waypoint call services: fetches the certificate of each namespace's
+/// identity, and drops those of other namespaces.
 pub async fn follow(
     published: Published,
     trust_domain: ArcStr,

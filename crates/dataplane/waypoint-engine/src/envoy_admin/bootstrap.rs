@@ -1,5 +1,5 @@
-//! Node, admin port and control plane (`envoy.config.bootstrap.v3.Bootstrap`). Settings that hold tokens or paths of
-//! tokens are omitted.
+//! Bootstrap section of the dump: node, admin port and control plane (`envoy.config.bootstrap.v3.Bootstrap`). Settings
+//! that hold tokens or paths of tokens are omitted.
 
 use http::Uri;
 use serde_json::{Value, json};
@@ -7,19 +7,19 @@ use serde_json::{Value, json};
 use super::shape::{any, compact, duration, socket_address};
 use crate::config::Config;
 
-/// Cluster of the control plane, as Istio's proxies name it.
+/// Name of the control plane's cluster, as in Istio's proxies.
 const XDS_CLUSTER: &str = "xds-grpc";
 
-/// Identification of the process.
+/// Node id and version that the bootstrap reports.
 #[derive(Clone, Debug)]
 pub(super) struct Node<'a> {
-    /// Node id in the control plane.
+    /// Node id that the waypoint sends to the control plane.
     pub(super) id: &'a str,
-    /// Version of the program.
+    /// Version of the waypoint program.
     pub(super) version: &'a str,
 }
 
-/// Returns the bootstrap of a waypoint.
+/// Renders the bootstrap of a waypoint.
 pub(super) fn bootstrap(config: &Config, node: &Node<'_>) -> Value {
     let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     let control_plane = config.xds.address.as_deref();

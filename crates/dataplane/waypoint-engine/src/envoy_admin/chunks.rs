@@ -10,14 +10,14 @@ use ambit_rt::http::{Response, stream};
 use bytes::Bytes;
 use tokio::{runtime::Handle, sync::mpsc};
 
-/// Bytes of a chunk.
+/// Size of one chunk of a response, in bytes.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Maximum chunks in flight to the reader.
+/// Maximum number of chunks that wait for the client.
 const CHUNKS: usize = 2;
-/// Timeout for a reader to accept a chunk.
+/// Timeout for the client to accept one more chunk.
 const SEND_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Responds with the output of `write`, until the reader disconnects or is too slow.
+/// Responds with the output of `write`, which runs on a blocking thread until the client disconnects or is too slow.
 pub(super) fn respond<F>(write: F) -> Response
 where
     F: FnOnce(&mut ChunkWriter) -> serde_json::Result<()> + Send + 'static,
@@ -37,7 +37,7 @@ where
     stream(200, "application/json", received)
 }
 
-/// Writer of chunks.
+/// Writer that sends its output in chunks to the response body.
 #[derive(Debug)]
 pub(super) struct ChunkWriter {
     chunks: mpsc::Sender<Bytes>,

@@ -1,6 +1,6 @@
 //! Clusters (`envoy.config.cluster.v3.Cluster`): load balancing, connection limits and outlier detection of a
-//! destination, as its `DestinationRule` or `BackendTLSPolicy` sets them. A limit that Ambit does not have is Envoy's
-//! greatest number, since Envoy's messages would otherwise mean Envoy's defaults.
+//! destination, as its `DestinationRule` or `BackendTLSPolicy` sets them. A limit that Ambit does not set is dumped as
+//! the greatest number, since a missing field would mean Envoy's default.
 
 mod tls;
 
@@ -17,10 +17,10 @@ use super::{
 };
 use crate::{record_store::to_json, retry_budget};
 
-/// Value of Envoy's circuit breakers for no limit.
+/// Value of Envoy's circuit breakers that means no limit.
 const UNLIMITED: u32 = u32::MAX;
 
-/// Returns the cluster of a destination.
+/// Renders the cluster of a destination.
 pub(super) fn cluster(
     name: &str,
     key: &ClusterKey,
@@ -69,7 +69,8 @@ pub(super) fn cluster(
     any("envoy.config.cluster.v3.Cluster", fields)
 }
 
-/// Returns the clusters of every waypoint: the one of unusable backends, and the listener behind tunnels.
+/// Renders the two clusters that every waypoint has: the one for unusable backends, and the internal listener that
+/// receives the content of tunnels.
 pub(super) fn fixed() -> [Value; 2] {
     let fixed = |name: &str, endpoints: Value| {
         any(
@@ -87,7 +88,7 @@ pub(super) fn fixed() -> [Value; 2] {
     [fixed(BLACK_HOLE, json!([])), fixed(MAIN_INTERNAL, listener)]
 }
 
-/// Returns the load-balancing policy. TCP connections without a rule go to a random endpoint, by weight.
+/// Renders the load-balancing policy. TCP connections without a rule go to a random endpoint, by weight.
 fn balancing(policy: &DestinationPolicy, kind: ProxyKind, is_ruled: bool) -> &'static str {
     match &policy.balancing {
         _ if kind == ProxyKind::Tcp && !is_ruled => "RANDOM",
@@ -101,7 +102,7 @@ fn balancing(policy: &DestinationPolicy, kind: ProxyKind, is_ruled: bool) -> &'s
     }
 }
 
-/// Returns the settings of the load-balancing algorithm.
+/// Renders the settings of the load-balancing algorithm.
 fn balancer(policy: &DestinationPolicy) -> Value {
     let slow_start = |warmup: Warmup| {
         json!({"slow_start_config": {
@@ -210,7 +211,8 @@ fn http_options(policy: &DestinationPolicy, declared: AppProtocol) -> Value {
     )
 }
 
-/// Returns the service in Istio's `filter_metadata`, and settings for which Envoy's messages have no field.
+/// Renders the cluster's metadata: the service in Istio's `filter_metadata`, and settings for which Envoy's messages
+/// have no field.
 fn metadata(policy: &DestinationPolicy, kind: ProxyKind, service: &Service) -> Value {
     // Envoy has the limits of TCP connections in listeners.
     let limits = Some(&policy.limits).filter(|_| kind == ProxyKind::Tcp);

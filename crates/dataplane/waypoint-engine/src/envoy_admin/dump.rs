@@ -1,5 +1,6 @@
-//! A dump of some sections (`envoy.admin.v3.ConfigDump`), and the clusters' state (`envoy.admin.v3.Clusters`). Elements
-//! are rendered one by one while the text is written, so that a dump takes little more memory than its text.
+//! Serializes the selected sections of a dump (`envoy.admin.v3.ConfigDump`), and the state of clusters
+//! (`envoy.admin.v3.Clusters`). Elements are rendered one by one while the text is written, so that a dump takes little
+//! more memory than its text.
 
 use std::time::Instant;
 
@@ -19,7 +20,7 @@ use super::{
 };
 use crate::waypoint::Waypoint;
 
-/// Inputs of a dump.
+/// State of the waypoint from which a dump is rendered.
 #[derive(Debug)]
 pub(super) struct Source<'a> {
     pub(super) waypoint: &'a Waypoint,
@@ -29,7 +30,7 @@ pub(super) struct Source<'a> {
     pub(super) now: Instant,
 }
 
-/// Dump of some sections.
+/// `envoy.admin.v3.ConfigDump` with the selected sections.
 #[derive(Debug, Serialize)]
 pub(super) struct ConfigDump<'a> {
     configs: Vec<SectionDump<'a>>,
@@ -48,7 +49,7 @@ impl<'a> ConfigDump<'a> {
     }
 }
 
-/// State of all clusters.
+/// `envoy.admin.v3.Clusters`: the state of all clusters and their endpoints.
 #[derive(Debug)]
 pub(super) struct ClusterStatuses<'a>(pub(super) &'a Source<'a>);
 
@@ -70,7 +71,7 @@ impl Serialize for ClusterStatuses<'_> {
 }
 
 impl Source<'_> {
-    /// Iterates over clusters with their names.
+    /// Iterates over all clusters with their names.
     fn clusters(&self) -> impl Iterator<Item = (String, &Cluster)> {
         let Snapshot {
             names, clusters, ..
@@ -118,7 +119,7 @@ impl Source<'_> {
     }
 }
 
-/// One section of a dump.
+/// One section of `envoy.admin.v3.ConfigDump`.
 #[derive(Debug)]
 struct SectionDump<'a> {
     source: &'a Source<'a>,
@@ -184,7 +185,7 @@ impl Serialize for SectionDump<'_> {
     }
 }
 
-/// Listeners derived from the control plane's records.
+/// Listeners that depend on the control plane's records, in a `ListenersConfigDump`.
 struct DynamicListeners<'a>(&'a Source<'a>);
 
 impl Serialize for DynamicListeners<'_> {
@@ -221,7 +222,7 @@ struct ActiveState<L> {
     listener: L,
 }
 
-/// Listener with a filter chain for each port of each service.
+/// Listener `main_internal`, with filter chains for each port of each served service.
 #[derive(Serialize)]
 struct InternalListener<C> {
     #[serde(rename = "@type")]
@@ -231,7 +232,7 @@ struct InternalListener<C> {
     filter_chains: C,
 }
 
-/// List whose elements are rendered while it is written.
+/// JSON list whose elements are rendered one by one during serialization.
 struct Rendered<F>(F);
 
 impl<F, I> Serialize for Rendered<F>

@@ -1,5 +1,6 @@
-//! Endpoints of clusters: as Envoy's EDS (`envoy.config.endpoint.v3.ClusterLoadAssignment`), and with their state as
-//! `envoy.admin.v3.ClusterStatus`. Endpoints behind tunnels have Istio's tunnel metadata and their own address.
+//! Endpoints of clusters, in the form of Envoy's EDS (`envoy.config.endpoint.v3.ClusterLoadAssignment`), and with their
+//! state as `envoy.admin.v3.ClusterStatus`. Endpoints behind tunnels have Istio's tunnel metadata, and appear with
+//! their own address.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use super::{
     snapshot::Endpoint,
 };
 
-/// Returns the endpoints of a cluster, by locality.
+/// Renders the endpoints of a cluster, grouped by locality.
 pub(super) fn load_assignment(cluster: &str, endpoints: &[Endpoint]) -> Value {
     let mut localities: BTreeMap<[&str; 3], Vec<Value>> = BTreeMap::new();
     for endpoint in endpoints {
@@ -44,7 +45,7 @@ pub(super) fn load_assignment(cluster: &str, endpoints: &[Endpoint]) -> Value {
     )
 }
 
-/// Returns the state of a cluster and its endpoints.
+/// Renders the state of a cluster and its endpoints (`envoy.admin.v3.ClusterStatus`).
 pub(super) fn cluster_status(cluster: &str, endpoints: &[Endpoint]) -> Value {
     let host = |endpoint: &Endpoint| {
         let of = &endpoint.workload.locality;
@@ -84,7 +85,8 @@ fn locality(region: &str, zone: &str, subzone: &str) -> Value {
     json!({"region": part(region), "zone": part(zone), "sub_zone": part(subzone)})
 }
 
-/// Returns the endpoint's address, its host name, or the gateway of its network; `None` if it receives no traffic.
+/// Renders the address of an endpoint: its own, its hostname, or the gateway of its network; `None` if it receives no
+/// traffic.
 fn address(endpoint: &Endpoint) -> Option<Value> {
     let workload = &endpoint.workload;
     if workload.capacity == 0 {
@@ -110,7 +112,7 @@ fn gateway_address(gateway: &GatewayAddress) -> Value {
     }
 }
 
-/// Returns endpoint metadata in Istio's form: the workload, and whether it is reached through a tunnel.
+/// Renders the metadata of an endpoint in Istio's form: its workload, and whether it is reached through a tunnel.
 fn metadata(workload: &Workload) -> Value {
     let name = [
         &workload.workload_name,

@@ -1,5 +1,5 @@
-//! Plugins (`envoy.config.core.v3.TypedExtensionConfig` of `envoy.extensions.filters.http.wasm.v3.Wasm`). Configuration
-//! and environment of a plugin may hold secrets, and are omitted.
+//! Plugins in the dump (`envoy.config.core.v3.TypedExtensionConfig` of `envoy.extensions.filters.http.wasm.v3.Wasm`).
+//! Configuration and environment of a plugin may hold secrets, and are omitted.
 
 use ambit_model::WaypointExtension;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::shape::{any, compact, duration};
 use crate::config::PluginTimes;
 
-/// Returns the HTTP filter of a plugin.
+/// Renders the HTTP filter of a plugin.
 pub(super) fn filter(of: &WaypointExtension, times: PluginTimes) -> Value {
     let name = format!("{}.{}", of.namespace, of.name);
     // Envoy requires a checksum for remote code; without one, only the VM id names the source.

@@ -15,11 +15,11 @@ use super::{
 };
 use crate::config::Config;
 
-/// Listener that ends tunnels.
+/// Name of the listener that terminates HBONE tunnels.
 pub(super) const CONNECT_TERMINATE: &str = "connect_terminate";
 /// Message type of a listener.
 const LISTENER: &str = "envoy.config.listener.v3.Listener";
-/// Message type of the HTTP filter.
+/// Message type of Envoy's HTTP connection manager.
 const HTTP_CONNECTION_MANAGER: &str =
     "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
 
@@ -28,7 +28,7 @@ pub(super) fn listener_type() -> String {
     type_url(LISTENER)
 }
 
-/// Returns the listener that ends tunnels.
+/// Renders the listener that terminates HBONE tunnels.
 pub(super) fn connect_terminate(config: &Config) -> Value {
     let routes = json!([{
         "match": {"connect_matcher": {}},
@@ -65,7 +65,7 @@ pub(super) fn connect_terminate(config: &Config) -> Value {
     listener(CONNECT_TERMINATE, config, HBONE_PORT, chain)
 }
 
-/// Returns the listeners for metrics and readiness.
+/// Renders the listeners of the metrics and readiness ports.
 pub(super) fn of_process(config: &Config) -> [Value; 2] {
     let answered = |name: &str, port: u16, paths: &[&str]| {
         let route =
@@ -80,7 +80,7 @@ pub(super) fn of_process(config: &Config) -> [Value; 2] {
     ]
 }
 
-/// Returns the filter chains of a port.
+/// Renders the filter chains for connections to a service port.
 pub(super) fn filter_chains(names: &ClusterNames, network: &str, port: &ServedPort) -> Vec<Value> {
     let is_either = port.kinds.len() > 1;
     let mut chains = Vec::new();
@@ -105,7 +105,7 @@ pub(super) fn filter_chains(names: &ClusterNames, network: &str, port: &ServedPo
     chains
 }
 
-/// Returns the filter chains of connections: one per SNI, and the default one.
+/// Renders the filter chains of a service port's TCP and TLS routes: one per SNI, and the default one.
 fn stream_chains(names: &ClusterNames, network: &str, port: &ServedPort) -> Vec<Value> {
     let itself = names.of(&port.itself(ProxyKind::Tcp));
     let is_for_all = |route: &&StreamRoute| {
@@ -191,8 +191,8 @@ fn chain(name: &str, selects: Value, filter: Value, port: &ServedPort) -> Value 
     }))
 }
 
-/// Returns the match on a port's addresses in the waypoint's network. A service without an address there is called by
-/// name only.
+/// Renders the filter-chain match on a service port's addresses in the waypoint's network. A service without an address
+/// in this network is called by name only.
 fn filter_chain_match(network: &str, port: &ServedPort, more: Value) -> Value {
     let Service {
         vips, cidr_vips, ..

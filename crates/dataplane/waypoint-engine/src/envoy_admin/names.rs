@@ -5,18 +5,18 @@ use std::collections::HashSet;
 
 use ambit_model::{ArcStr, NamespacedHostname};
 
-/// Cluster without endpoints, for backends that cannot be used.
+/// Name of the cluster without endpoints, to which routes with unusable backends refer.
 pub(super) const BLACK_HOLE: &str = "BlackHoleCluster";
 
-/// Internal listener of tunnelled connections, and the cluster of that listener.
+/// Name of the internal listener that receives the content of tunnels, and of its cluster.
 pub(super) const MAIN_INTERNAL: &str = "main_internal";
 
-/// Kind of proxy for a port's connections, as an Envoy filter.
+/// Envoy filter that proxies the connections of a service port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ProxyKind {
-    /// Proxy of HTTP requests: the HTTP connection manager.
+    /// HTTP connection manager, for HTTP requests.
     Http,
-    /// Proxy of TCP bytes: the TCP proxy.
+    /// TCP proxy, for opaque TCP.
     Tcp,
 }
 
@@ -29,7 +29,7 @@ impl ProxyKind {
     }
 }
 
-/// Key of a cluster: one port of a service, or of a subset.
+/// Service, port, subset and proxy kind by which a cluster is named.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ClusterKey {
     pub(super) service: NamespacedHostname,
@@ -38,14 +38,14 @@ pub(super) struct ClusterKey {
     pub(super) kind: ProxyKind,
 }
 
-/// Names of clusters, which depend on whether the waypoint serves the service.
+/// Names clusters in Istio's form, which depends on whether the waypoint serves the cluster's service.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ClusterNames {
     served: HashSet<NamespacedHostname>,
 }
 
 impl ClusterNames {
-    /// Creates the cluster names for a waypoint that serves these services.
+    /// Creates the naming for a waypoint that serves these services.
     pub(super) fn new(served: impl IntoIterator<Item = NamespacedHostname>) -> Self {
         let served = served.into_iter().collect();
         Self { served }
@@ -71,8 +71,8 @@ impl ClusterNames {
     }
 }
 
-/// Returns the name of the route configuration of a port: for clients of a namespace with routes of their own, or for
-/// all others.
+/// Returns the name of a service port's route configuration: that for clients of a namespace with consumer routes, or
+/// that for all other clients.
 pub(super) fn route_configuration(host: &str, port: u16, clients: Option<&str>) -> String {
     let name = format!("inbound-vip|{port}|http|{host}");
     match clients {

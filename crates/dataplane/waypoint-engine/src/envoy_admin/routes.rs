@@ -1,6 +1,6 @@
-//! Route configurations (`envoy.config.route.v3.RouteConfiguration`): for each HTTP port of a service one virtual host,
-//! whose routes are in the order in which the waypoint evaluates them. The called address selects the configuration, so
-//! that it applies to all hosts. Clients of a namespace with consumer routes have a configuration of their own.
+//! Route configurations (`envoy.config.route.v3.RouteConfiguration`): one virtual host for each HTTP port of a service,
+//! with the routes in the order in which the waypoint evaluates them. The called address selects the configuration, so
+//! its virtual host matches all hosts. Clients of a namespace with consumer routes have a configuration of their own.
 
 mod action;
 mod filters;
@@ -16,7 +16,7 @@ use super::{
     snapshot::ServedPort,
 };
 
-/// Returns the route configuration of a port, for clients of a namespace or for all others.
+/// Renders the route configuration of a service port, for clients of a namespace or for all others.
 pub(super) fn configuration(
     names: &ClusterNames,
     port: &ServedPort,
@@ -54,7 +54,8 @@ fn routes(names: &ClusterNames, port: &ServedPort, clients: Option<&str>) -> Val
     routes.collect()
 }
 
-/// Returns the route of one match of a rule. A request that no route matches is answered with 404, as by Envoy.
+/// Renders the Envoy route for one match of a route rule. Envoy responds with 404 if no route matches, as the waypoint
+/// does.
 fn route(
     names: &ClusterNames,
     port: u16,
@@ -85,7 +86,7 @@ fn route(
     compact(fields.into())
 }
 
-/// Returns the metadata with the route object: a `VirtualService` by its name; other kinds in the form of the
+/// Renders the metadata that names the route object: a `VirtualService` by its name; other kinds in the form of the
 /// `VirtualService` that Istio generates from an `HTTPRoute`, since `istioctl` knows no other kind there. No
 /// `VirtualService` can have such a name.
 fn metadata(name: &RouteName, record: &HttpRouteRule) -> Value {

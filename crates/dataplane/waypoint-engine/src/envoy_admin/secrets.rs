@@ -1,5 +1,5 @@
-//! Certificates (`envoy.extensions.transport_sockets.tls.v3.Secret`): chains and roots. A waypoint never dumps a
-//! private key: the field is absent, where Envoy has a redacted text.
+//! Secrets section of the dump (`envoy.extensions.transport_sockets.tls.v3.Secret`): certificate chains and the trust
+//! store. A waypoint never dumps a private key: the field is absent, where Envoy has a redacted text.
 
 use ambit_certificates::{CertificateDump, CertificateEntry};
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -7,15 +7,15 @@ use serde_json::{Value, json};
 
 use super::shape::{any, compact, extend};
 
-/// Secret with the waypoint's own certificate, as Istio names it.
+/// Name of the secret with the waypoint's own certificate, as in Istio.
 pub(super) const OWN_CERTIFICATE: &str = "default";
-/// Secret with the roots of the mesh, as Istio names it.
+/// Name of the secret with the mesh's root certificates, as in Istio.
 pub(super) const ROOTS: &str = "ROOTCA";
 
 /// Message type of a secret.
 const SECRET: &str = "envoy.extensions.transport_sockets.tls.v3.Secret";
 
-/// Secrets that a proxy has, or is waiting for.
+/// Secrets that the waypoint has received, and those that it waits for.
 #[derive(Debug, Default)]
 pub(super) struct Secrets {
     pub(super) active: Vec<Value>,
@@ -23,7 +23,7 @@ pub(super) struct Secrets {
 }
 
 impl Secrets {
-    /// Returns the secrets of a waypoint with this identity.
+    /// Renders the secrets of a waypoint with this identity.
     pub(super) fn new(own: &str, certificates: &[CertificateDump]) -> Self {
         let mut secrets = Self::default();
         for of in certificates {
@@ -61,7 +61,7 @@ fn secret(name: &str, mut fields: Value, since: Option<&str>) -> Value {
     }))
 }
 
-/// Concatenates the PEM texts of certificates; `None` without any.
+/// Renders certificates as a data source with concatenated PEM texts; `None` without certificates.
 fn data_source(certificates: &[CertificateEntry]) -> Option<Value> {
     let texts = certificates.iter();
     let mut texts = texts.filter_map(|certificate| STANDARD.decode(&certificate.pem).ok());

@@ -1,29 +1,29 @@
-//! Selection of the parts of Envoy's dump by the query parameters of `/config_dump`, as in Envoy's admin interface.
+//! Parses the query parameters of `/config_dump`, which select parts of the dump as in Envoy's admin interface.
 
 use ambit_rt::http::query_parameters;
 use http::Uri;
 
-/// Section of a dump: a message of `envoy.admin.v3`.
+/// Section of a configuration dump: one message of `envoy.admin.v3`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Section {
-    /// Node and address of the control plane: `BootstrapConfigDump`.
+    /// Node id and control-plane address: `BootstrapConfigDump`.
     Bootstrap,
-    /// Destinations of routes: `ClustersConfigDump`.
+    /// Clusters to which routes forward: `ClustersConfigDump`.
     Clusters,
     /// Endpoints of the clusters: `EndpointsConfigDump`.
     Endpoints,
-    /// Ports, and filter chains by the called address: `ListenersConfigDump`.
+    /// Ports, and filter chains matched by the called address: `ListenersConfigDump`.
     Listeners,
-    /// Routes of requests: `RoutesConfigDump`.
+    /// HTTP route configurations: `RoutesConfigDump`.
     Routes,
-    /// Certificates and roots: `SecretsConfigDump`.
+    /// Certificates and the trust store: `SecretsConfigDump`.
     Secrets,
-    /// Plugins of requests: `EcdsConfigDump`.
+    /// WebAssembly plugins: `EcdsConfigDump`.
     Extensions,
 }
 
 impl Section {
-    /// Sections in the order of a dump.
+    /// All sections, in the order in which they appear in a dump.
     pub(super) const ALL: [Self; 7] = [
         Self::Bootstrap,
         Self::Clusters,
@@ -34,7 +34,7 @@ impl Section {
         Self::Extensions,
     ];
 
-    /// Fields of the section's message.
+    /// Returns the field names of the section's message, which `mask` may select.
     const fn fields(self) -> &'static [&'static str] {
         match self {
             Self::Bootstrap => &["bootstrap"],
@@ -56,16 +56,16 @@ impl Section {
     }
 }
 
-/// Parts of a dump that a request selects.
+/// Format and sections of the dump that a request selects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Selection {
-    /// Ambit's own dump, for requests without parameters of Envoy's.
+    /// Ambit's own dump, for requests without Envoy's query parameters.
     Own,
-    /// Sections of Envoy's dump.
+    /// Sections of a dump in Envoy's format.
     Sections(Vec<Section>),
 }
 
-/// Error of an unsupported parameter.
+/// Error of an unsupported query parameter.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SelectionError {
     #[error("a waypoint's dump has no field {0:?}; give mask the fields that istioctl gives it")]
@@ -75,7 +75,7 @@ pub(super) enum SelectionError {
 }
 
 impl Selection {
-    /// Parses the parameters of a request.
+    /// Parses the query parameters of a request to `/config_dump`.
     pub(super) fn of(uri: &Uri) -> Result<Self, SelectionError> {
         let (mut masked, mut includes_endpoints, mut is_envoys) = (Vec::new(), false, false);
         for (name, value) in query_parameters(uri) {

@@ -1,4 +1,4 @@
-//! JSON of protobuf messages (proto3's mapping), as far as several parts of an Envoy dump need it.
+//! Helpers that render protobuf messages as JSON (proto3's mapping) for several parts of an Envoy dump.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 /// Prefix of the type URLs of messages.
 const TYPE_PREFIX: &str = "type.googleapis.com/";
 
-/// Text in place of a credential.
+/// Text that replaces a redacted credential.
 const REDACTED: &str = "[redacted]";
 /// Names of headers whose values are credentials.
 const CREDENTIAL_HEADERS: &[&str] = &[
@@ -23,7 +23,7 @@ pub(super) fn type_url(message: &str) -> String {
     format!("{TYPE_PREFIX}{message}")
 }
 
-/// Returns a `google.protobuf.Any` of a message, without the fields that are null or empty lists.
+/// Renders a message as `google.protobuf.Any`, without fields that are null or empty lists.
 pub(super) fn any(message: &str, fields: Value) -> Value {
     let mut all = Map::new();
     all.insert("@type".to_owned(), type_url(message).into());
@@ -33,7 +33,8 @@ pub(super) fn any(message: &str, fields: Value) -> Value {
     Value::Object(all)
 }
 
-/// Removes nulls and empty lists. Empty messages stay: `"ads": {}` is a choice.
+/// Removes fields that are null or empty lists. Empty messages stay, since their presence has a meaning, as in `"ads":
+/// {}`.
 pub(super) fn compact(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
@@ -50,14 +51,14 @@ pub(super) fn compact(value: Value) -> Value {
     }
 }
 
-/// Adds the fields of a message to another.
+/// Adds the fields of `more` to a message.
 pub(super) fn extend(message: &mut Value, more: Value) {
     if let (Value::Object(fields), Value::Object(more)) = (message, more) {
         fields.extend(more);
     }
 }
 
-/// Returns a `google.protobuf.Duration`.
+/// Renders a duration as `google.protobuf.Duration`.
 pub(super) fn duration(of: Duration) -> Value {
     match of.subsec_nanos() {
         0 => format!("{}s", of.as_secs()),
@@ -66,12 +67,12 @@ pub(super) fn duration(of: Duration) -> Value {
     .into()
 }
 
-/// Returns an `envoy.config.core.v3.Address` of an IP address or host name.
+/// Renders an IP address or hostname with port as `envoy.config.core.v3.Address`.
 pub(super) fn socket_address(host: &str, port: u16) -> Value {
     json!({"socket_address": {"address": host, "port_value": port}})
 }
 
-/// Returns an `envoy.config.core.v3.Metadata` of settings for which Envoy's messages have no field; null without any.
+/// Renders settings for which Envoy's messages have no field as `envoy.config.core.v3.Metadata`; null without settings.
 pub(super) fn ambit_metadata(of: Value) -> Value {
     match compact(of) {
         Value::Object(fields) if fields.is_empty() => Value::Null,

@@ -1,6 +1,6 @@
-//! Snapshot of a waypoint's configuration for a dump: ports of served services, and clusters, which are the
-//! destinations of the ports and the other backends of routes. Records are shared with the waypoint, not copied;
-//! endpoints are read one cluster after the other.
+//! Snapshot of a waypoint's configuration for one dump: ports of served services, and clusters, which are the
+//! destinations of these ports and the other backends of their routes. Records are shared with the waypoint, not
+//! copied; the endpoints of one cluster are read at a time.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -24,7 +24,7 @@ use crate::{
     waypoint::Waypoint,
 };
 
-/// State of a waypoint for one dump.
+/// Ports and clusters of a waypoint at the time of a dump.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     pub(super) names: ClusterNames,
@@ -40,33 +40,34 @@ pub(super) struct ServedPort {
     pub(super) served: Arc<Served>,
     pub(super) service: Arc<Service>,
     pub(super) port: u16,
-    /// Proxies for clients without routes of their own: several if the first bytes decide.
+    /// Envoy filters for connections of clients without consumer routes: both kinds if the first bytes of a connection
+    /// decide.
     pub(super) kinds: &'static [ProxyKind],
 }
 
-/// One destination of requests or connections.
+/// Destination of requests or connections: a service port, or a subset at that port.
 #[derive(Clone, Debug)]
 pub(super) struct Cluster {
     pub(super) key: ClusterKey,
     pub(super) service: Arc<Service>,
     pub(super) rule: Option<Arc<RuledService>>,
-    /// Whether each request selects a host below the service's wildcard.
+    /// Whether the service is a wildcard whose hosts the waypoint resolves by DNS, as each request names them.
     pub(super) resolves_hosts: bool,
 }
 
-/// Endpoint of a cluster.
+/// Endpoint of a cluster, with its load and ejection.
 #[derive(Clone, Debug)]
 pub(super) struct Endpoint {
     pub(super) workload: Workload,
     pub(super) port: u16,
     /// Remaining time of the ejection; `None` if the endpoint is not ejected.
     pub(super) ejected_for: Option<Duration>,
-    /// Active requests, if a policy requires counting them.
+    /// Number of active requests, if the load-balancing policy counts them.
     pub(super) requests: Option<u32>,
 }
 
 impl Snapshot {
-    /// Reads the state of a waypoint.
+    /// Captures the ports and clusters of a waypoint.
     pub(super) fn of(waypoint: &Waypoint) -> Self {
         let all = waypoint.published.services();
         let names = ClusterNames::new(all.iter().map(|served| served.name.clone()));
@@ -85,12 +86,12 @@ impl Snapshot {
 }
 
 impl ServedPort {
-    /// Whether the port serves HTTP requests.
+    /// Whether the HTTP connection manager serves the port.
     pub(super) fn is_http(&self) -> bool {
         self.kinds.contains(&ProxyKind::Http)
     }
 
-    /// Returns the cluster of requests that no route forwards elsewhere.
+    /// Returns the cluster of the port's own service, which receives what no route forwards elsewhere.
     pub(super) fn itself(&self, kind: ProxyKind) -> ClusterKey {
         ClusterKey {
             service: self.served.name.clone(),
@@ -100,7 +101,7 @@ impl ServedPort {
         }
     }
 
-    /// Returns the namespaces of clients with consumer routes for the port.
+    /// Returns the client namespaces that have consumer routes for the port.
     pub(super) fn clients(&self) -> BTreeSet<&str> {
         let routes = self.served.http_routes().iter();
         let routes = routes.filter(|route| ambit_l7::route::concerns(route, self.port));
@@ -111,7 +112,7 @@ impl ServedPort {
 }
 
 impl Cluster {
-    /// Returns the traffic policy of the destination, if it has one.
+    /// Returns the traffic policy that the destination rule sets for the cluster, if any.
     pub(super) fn policy(&self) -> Option<&DestinationPolicy> {
         let record = self.rule.as_ref()?.record();
         Some(match &self.key.subset {
@@ -120,7 +121,7 @@ impl Cluster {
         })
     }
 
-    /// Reads the endpoints, both ready and unready ones.
+    /// Reads the endpoints of the cluster, including unready ones.
     pub(super) fn endpoints(&self, waypoint: &Waypoint, now: Instant) -> Vec<Endpoint> {
         let ClusterKey { port, subset, .. } = &self.key;
         let states = self.rule.as_ref();
@@ -188,7 +189,7 @@ fn kinds(
     }
 }
 
-/// Returns the clusters of ports and their subsets, and of the backends of their routes.
+/// Returns the keys of all clusters: those of served ports, their subsets, and the backends of their routes.
 fn cluster_keys(waypoint: &Waypoint, ports: &[ServedPort]) -> BTreeSet<ClusterKey> {
     let mut keys = BTreeSet::new();
     for port in ports {
@@ -233,7 +234,7 @@ fn http_backends(route: &HttpRoute) -> impl Iterator<Item = ClusterKey> {
     backends().filter_map(backend_key).chain(mirrors)
 }
 
-/// Returns the destination of a backend, if it is valid.
+/// Returns the cluster key of a route's backend; `None` if the backend is invalid.
 pub(super) fn backend_key(backend: &HttpBackend) -> Option<ClusterKey> {
     let service: &NamespacedHostname = backend.service.as_ref().ok()?;
     Some(ClusterKey {
@@ -244,7 +245,7 @@ pub(super) fn backend_key(backend: &HttpBackend) -> Option<ClusterKey> {
     })
 }
 
-/// Returns the destination of mirrored requests.
+/// Returns the cluster key of a mirror.
 pub(super) fn mirror_key(mirror: &HttpMirror) -> ClusterKey {
     ClusterKey {
         service: mirror.service.clone(),

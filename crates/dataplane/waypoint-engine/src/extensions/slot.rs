@@ -1,5 +1,5 @@
-//! Instance of a plugin on one worker: started outside of the worker's thread, woken by its timer, and restarted with a
-//! delay after a failure.
+//! Instance of a plugin on one worker: started on another thread, driven by its timer, and restarted with a delay after
+//! a failure.
 
 mod context;
 mod streams;
@@ -19,33 +19,34 @@ pub(crate) use context::{CallCause, OpenStream, PluginContext, StreamEventHandle
 
 /// Maximum time for which a request waits for a starting instance.
 const START_TIMEOUT: Duration = Duration::from_secs(5);
-/// Delay of the first restart after a failure; it doubles up to the maximum.
+/// Initial delay before a failed instance is restarted; it doubles up to the maximum.
 const MIN_RESTART_DELAY: Duration = Duration::from_secs(1);
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(60);
-/// Uptime after which a failure counts as a first one again.
+/// Uptime after which a failure is followed by the initial restart delay again.
 const STEADY_UPTIME: Duration = Duration::from_secs(60);
 
-/// Wakes tasks that wait for a plugin to resume a request.
+/// Wakers of the tasks that wait for a plugin to resume their request.
 #[derive(Debug, Default)]
 pub(crate) struct Signal(Mutex<Vec<Waker>>);
 
-/// Request that an instance handles.
+/// Request whose context is open in an instance.
 #[derive(Debug)]
 struct OpenRequest {
     signal: Arc<Signal>,
     cause: CallCause,
 }
 
-/// Open stream, reset on drop.
+/// Open gRPC stream of an instance, reset on drop.
 #[derive(Debug)]
 pub(super) struct OpenPluginStream {
-    /// Queue of outgoing messages, bounded by the instance's limits.
+    /// Queue of messages to send, bounded by the instance's limits.
     pub(super) send: mpsc::UnboundedSender<Message>,
     pub(super) _task: AbortOnDrop<()>,
 }
 
 impl Signal {
-    /// Registers a waker, which is woken once. Must be called before the condition is checked.
+    /// Registers a waker for the next wake-up. Must be called before the awaited condition is checked, so that no
+    /// wake-up is missed.
     pub(crate) fn register(&self, waker: &Waker) {
         let mut all = self.0.lock();
         if !all.iter().any(|known| known.will_wake(waker)) {
@@ -61,18 +62,18 @@ impl Signal {
     }
 }
 
-/// Plugins of one worker, by their numbers.
+/// Plugins of one worker, by the numbers of their versions.
 #[derive(Debug, Default)]
 pub(crate) struct Slots(Mutex<HashMap<u64, SlotEntry>>);
 
-/// Plugin and the task that runs it.
+/// Plugin on one worker, and the task that runs it.
 #[derive(Debug)]
 struct SlotEntry {
     slot: Arc<Slot>,
     _keeping: AbortOnDrop<()>,
 }
 
-/// Plugin on one worker. Only the worker's thread takes the lock.
+/// Plugin on one worker, with its instance once it has started. Only the worker's thread takes the lock.
 #[derive(Debug)]
 struct Slot {
     plugin: Arc<Plugin>,
@@ -85,7 +86,7 @@ struct Slot {
 #[derive(Debug, Default)]
 struct Inner {
     stage: Stage,
-    /// Number of instances so far.
+    /// Number of instances started so far; calls to an earlier instance fail.
     generation: u64,
     requests: HashMap<ContextId, OpenRequest>,
     queues: Vec<u32>,
@@ -101,7 +102,7 @@ enum Stage {
     Failed,
 }
 
-/// Running instance of a plugin.
+/// Handle to a running instance of a plugin; calls fail once another instance has replaced it.
 #[derive(Clone, Debug)]
 pub(crate) struct Instance {
     slot: Arc<Slot>,
@@ -109,9 +110,10 @@ pub(crate) struct Instance {
 }
 
 impl Slots {
-    /// Returns the instance of a plugin; waits for one that is starting.
+    /// Returns a plugin's running instance; waits while it starts.
     ///
-    /// # Errors With the reason, when there is none.
+    /// # Errors
+    /// With the reason, when there is none.
     pub(crate) async fn instance(
         &self,
         plugin_context: impl FnOnce() -> PluginContext,
@@ -169,7 +171,7 @@ impl Slots {
         slot
     }
 
-    /// Starts the plugins of a chain, and stops all others; requests keep their instances.
+    /// Starts the plugins of a changed chain, and stops all others. Requests in flight keep their instances.
     pub(crate) fn follow(&self, plugin_context: &PluginContext, chain: Option<&Chain>) {
         let plugins = chain.map(|chain| &chain.0[..]).unwrap_or_default();
         let is_there = |number: &u64| plugins.iter().any(|plugin| plugin.number == *number);
@@ -185,7 +187,7 @@ impl Slots {
     }
 }
 
-/// Runs a plugin, and restarts it after failures.
+/// Runs the instance of a plugin, and starts a new one after each failure.
 async fn run_with_restarts(slot: Arc<Slot>) {
     let mut pause = MIN_RESTART_DELAY;
     loop {
@@ -243,7 +245,7 @@ impl Slot {
         let _started = instance.call(|_| Ok(()));
     }
 
-    /// Calls the timer and the queue callbacks of the instance, until it fails.
+    /// Calls the instance's timer and queue callbacks when they are due, until the instance fails.
     async fn run(self: &Arc<Self>) {
         let generation = self.inner.lock().generation;
         let instance = Instance {
@@ -305,7 +307,7 @@ impl Slot {
 }
 
 impl Instance {
-    /// Creates the context of a request.
+    /// Creates the instance's context for a request (`proxy_on_context_create`).
     pub(crate) fn open(
         &self,
         facts: Arc<dyn ambit_wasm::Facts>,
@@ -321,7 +323,7 @@ impl Instance {
         Ok((id, signal))
     }
 
-    /// Ends the context of a request.
+    /// Ends the instance's context for a request.
     pub(crate) fn close(&self, id: ContextId) {
         let is_own = {
             let mut inner = self.slot.inner.lock();
@@ -337,7 +339,7 @@ impl Instance {
         }
     }
 
-    /// Calls the instance, and performs the resulting effects.
+    /// Runs a callback of the instance, and then performs the effects that it requested: calls, streams, wake-ups.
     pub(crate) fn call<R>(
         &self,
         act: impl FnOnce(&mut Vm) -> Result<R, Failure>,
@@ -399,14 +401,15 @@ impl Instance {
         }
     }
 
-    /// Returns the cause of a call by its context.
+    /// Returns the cause of a plugin's call: the request of the context that makes it, or the plugin itself.
     fn cause(&self, context: ContextId) -> CallCause {
         let inner = self.slot.inner.lock();
         let request = inner.requests.get(&context);
         request.map_or(CallCause::OWN, |request| request.cause.clone())
     }
 
-    /// Notifies the instance of queued messages, as long as it accepts them.
+    /// Calls the queue callback of the instance for each message in its shared queues, as long as the instance dequeues
+    /// them.
     fn notify_queues(&self) {
         let queues = self.slot.inner.lock().queues.clone();
         for queue in queues {

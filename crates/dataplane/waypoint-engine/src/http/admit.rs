@@ -1,4 +1,4 @@
-//! Authentication and authorization of requests, by providers, tokens and policies.
+//! Authentication and authorization of requests: authorization providers, JWTs and policies.
 
 pub(super) mod admission;
 pub(super) mod authentication;

@@ -1,4 +1,4 @@
-//! Destinations of requests, and the endpoints that are chosen for them.
+//! Destinations of requests, and the choice of their endpoints.
 
 pub(super) mod affinity;
 pub(super) mod broken;

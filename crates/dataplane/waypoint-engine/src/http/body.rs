@@ -1,4 +1,4 @@
-//! Wrappers of bodies that count, time out, hold, replay or copy frames.
+//! Wrappers of request and response bodies that count, time out, hold, replay or copy frames.
 
 pub(super) mod count;
 pub(super) mod idle;

@@ -1,4 +1,4 @@
-//! Connections of clients: timeouts, memory of their requests, and how they are closed.
+//! HTTP connections of clients: timeouts, memory of their requests, and how they are closed.
 
 pub(super) mod charged;
 pub(super) mod failure;

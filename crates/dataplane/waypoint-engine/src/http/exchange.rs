@@ -1,6 +1,6 @@
-//! One request on its path through the waypoint. The phases are the methods of [`Exchange`] in their order: accept,
-//! admit, route, limit, change, delay, prepare, send, respond. Its [`Record`] reports the exchange when the last part
-//! of the response has been sent.
+//! A request and its response on their way through the waypoint. The phases are the methods of [`Exchange`] in their
+//! order: accept, admit, route, limit, change, delay, prepare, send, respond. Its [`Record`] reports the exchange when
+//! the last part of the response has been sent.
 
 mod first_response;
 mod version;
@@ -54,8 +54,8 @@ use crate::{
 use first_response::{FirstResponse, first_response};
 use version::version;
 
-/// Responds to a request; with `refused`, if it was refused before. `unread` is notified when the client does not read
-/// the response.
+/// Handles a request and returns its response. With `refused`, the request was rejected before, and only the rejection
+/// is recorded. `unread` is notified when the client does not read the response.
 pub(super) async fn respond(
     mut session: Arc<Session>,
     request: Request<Incoming>,
@@ -85,7 +85,7 @@ pub(super) async fn respond(
     exchange.finish(response, unread).await
 }
 
-/// A request in flight, with the state that its response needs in whichever phase the exchange ends.
+/// State of a request in flight that any phase needs to end it with a response.
 struct Exchange {
     session: Arc<Session>,
     is_grpc: bool,
@@ -96,11 +96,11 @@ struct Exchange {
     limit_headers: RateLimitHeaders,
 }
 
-/// End of an exchange in the waypoint.
+/// Response that ends an exchange before the request is sent to an endpoint.
 enum Stop {
-    /// Refusal or failure.
+    /// Rejection of the request, or failure to forward it.
     Refused(Reply),
-    /// Response of a provider, plugin or route.
+    /// Response of an authorization provider, a plugin or a route.
     Responded(Box<Response<ResponseBody>>),
 }
 
@@ -110,7 +110,7 @@ impl From<Reply> for Stop {
     }
 }
 
-/// A request in the form that policies, routes and the application see.
+/// Request after normalization, as policies, routes and the application see it.
 struct Accepted {
     began: Instant,
     request: Request<Incoming>,
@@ -123,24 +123,24 @@ struct Accepted {
     expects_continue: bool,
 }
 
-/// Result of the authorization of a request.
+/// Result of a request's authorization, by policies and by an authorization provider.
 struct Admitted {
     admission: Admission,
     external: ExternalAuthorization,
 }
 
-/// Request in the form in which it is sent.
+/// Request in the form in which it is sent to an endpoint.
 struct Outbound {
     request: Request<Body>,
     hops: Hops,
     retry_mark: RetryMark,
     mirroring: Mirroring,
-    /// Notified when the endpoint does not read the body.
+    /// Notified when the endpoint does not read the request body.
     unread: Arc<Notify>,
     awaited: Awaited,
 }
 
-/// Properties of a sent request that decide how its response is treated.
+/// Properties of a sent request that its response depends on.
 struct Awaited {
     version: Version,
     upgrade: Option<Upgrade>,
@@ -149,14 +149,14 @@ struct Awaited {
     deadline: Option<Instant>,
 }
 
-/// Response of an endpoint, whose body has not been read.
+/// Response of an endpoint whose headers have been received.
 struct Arrived {
     sent: UpstreamResponse,
     awaited: Awaited,
 }
 
 impl Exchange {
-    /// Begins the record of a request, and converts an extended CONNECT to the equivalent upgrade request.
+    /// Starts the record of a request, and converts an extended CONNECT to the equivalent HTTP/1.1 upgrade request.
     fn begin(session: Arc<Session>, mut request: Request<Incoming>) -> (Self, Request<Incoming>) {
         let pending_upgrade = PendingUpgrade::of(&mut request);
         upgrade::as_http1(&mut request, &session.shard.waypoint.config.upgrades);
@@ -193,7 +193,7 @@ impl Exchange {
         Ok(self.respond(arrived, admitted, &selected)?)
     }
 
-    /// Normalizes a request, and removes headers that are not forwarded.
+    /// Normalizes a request, and removes hop-by-hop headers and those that only proxies of the mesh may send.
     fn accept(&mut self, mut request: Request<Incoming>) -> Result<Accepted, Reply> {
         let began = Instant::now();
         let normalized = NormalizedTarget::of(&self.session, &request)?;
@@ -223,7 +223,8 @@ impl Exchange {
         })
     }
 
-    /// Calls the provider of CUSTOM policies, verifies tokens, runs plugins, and authorizes the resulting request.
+    /// Calls the authorization provider of CUSTOM policies, verifies tokens, runs plugins, and authorizes the resulting
+    /// request.
     async fn admit(&mut self, accepted: &mut Accepted) -> Result<Admitted, Stop> {
         if let Some(plugins) = &mut self.plugins {
             plugins.set_hops(accepted.hops);
@@ -253,7 +254,7 @@ impl Exchange {
         })
     }
 
-    /// Authorizes the request in its current form.
+    /// Authorizes the request in its current form, after changes by the provider and by plugins so far.
     fn authorize(
         &mut self,
         accepted: &Accepted,
@@ -292,7 +293,8 @@ impl Exchange {
         }
     }
 
-    /// Runs the plugins up to a phase. Returns whether a plugin may have changed the request.
+    /// Runs the plugins up to a phase (`AUTHN`, `AUTHZ`, `STATS`). Returns whether a plugin may have changed the
+    /// request.
     async fn extend(
         &mut self,
         upto: ExtensionPhase,
@@ -309,7 +311,7 @@ impl Exchange {
         }
     }
 
-    /// Chooses a route and a backend.
+    /// Chooses the route rule and the backend of the request.
     fn route(&mut self, accepted: &Accepted) -> Result<SelectedRoute, Stop> {
         let Accepted {
             request,
@@ -325,7 +327,7 @@ impl Exchange {
         }
     }
 
-    /// Counts the request against the limits of the requested service.
+    /// Counts the request against the rate limits of the requested service.
     async fn limit(&mut self, accepted: &Accepted, admitted: &Admitted) -> Result<(), Reply> {
         let attachments = self.session.attachments();
         let counted = CountedRequest {
@@ -343,8 +345,8 @@ impl Exchange {
         .await
     }
 
-    /// Applies the route's filters, now that the original request has been authorized and routed, and authorizes the
-    /// result for the backend.
+    /// Applies the route's filters, after the original request has been authorized and routed, and authorizes the
+    /// changed request for the backend.
     async fn change(
         &mut self,
         accepted: &mut Accepted,
@@ -379,7 +381,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Injects the route's fault.
+    /// Injects the delay or abort of the route's fault filter.
     async fn delay(
         &mut self,
         selected: &SelectedRoute,
@@ -399,7 +401,7 @@ impl Exchange {
         .await
     }
 
-    /// Converts a request to the form in which it is sent, and begins its mirrored requests.
+    /// Converts a request to the form in which it is sent to the endpoint, and starts its mirrored requests.
     fn prepare(
         &mut self,
         accepted: Accepted,
@@ -479,7 +481,7 @@ impl Exchange {
         })
     }
 
-    /// Sends a request, with retries, and waits for the response headers.
+    /// Sends a request to an endpoint, with retries, and waits for the response headers.
     async fn send(
         &mut self,
         outbound: Outbound,
@@ -520,7 +522,8 @@ impl Exchange {
         }
     }
 
-    /// Converts a response to the form in which the client receives it, or switches protocols.
+    /// Converts an endpoint's response to the form in which the client receives it, or switches protocols for an
+    /// upgrade.
     fn respond(
         &mut self,
         arrived: Arrived,
@@ -572,7 +575,7 @@ impl Exchange {
         }))
     }
 
-    /// Returns the reply to a request that failed before an endpoint responded.
+    /// Records the failure of a request to which no endpoint responded, and returns the reply to the client.
     fn fail(&mut self, failure: Failure) -> Reply {
         if self.record.received.is_broken() {
             return Reply::refused("the request's body is not what HTTP allows", "body");
@@ -586,7 +589,7 @@ impl Exchange {
         reply.into_response(self.is_grpc).map(ResponseBody::Own)
     }
 
-    /// Adds the headers of CORS and rate limits to a response, runs plugins on it, and streams its body.
+    /// Adds the CORS and rate-limit headers to a response, runs plugins on it, and streams its body.
     async fn finish(
         mut self,
         mut response: Response<ResponseBody>,

@@ -43,7 +43,7 @@ use crate::{
     session::Session,
 };
 
-/// Maximum number of route rules that are listed with the reason why they do not match.
+/// Maximum number of route rules that an explanation lists with the reason why they do not match.
 const MAX_CONSIDERED: usize = 50;
 
 /// Predicts the response to a request in the tunnel of a session.
@@ -64,14 +64,14 @@ pub(crate) async fn explain(session: Session, mut request: Request<()>) -> Expla
     }
 }
 
-/// Steps of one request that have been explained.
+/// Explanation in progress: the steps of a request that have been explained so far.
 struct Walk {
     session: Arc<Session>,
     steps: Vec<Step>,
     seen: Decisions,
 }
 
-/// Decisions reported by the functions that the data path calls.
+/// Decisions that the functions of the data path report while they evaluate the predicted request.
 #[derive(Default)]
 struct Decisions {
     unauthenticated: Option<Denial>,
@@ -136,7 +136,7 @@ impl Walk {
         self.steps.push(Step::new(step, result, why));
     }
 
-    /// Explains host and path, and removes the headers that are removed before authorization.
+    /// Explains the normalization of host and path, and removes the headers that are removed before authorization.
     fn normalize(&mut self, request: &mut Request<()>) -> Result<NormalizedTarget, Reply> {
         let normalized = self.strip_and_normalize(request);
         match &normalized {
@@ -188,7 +188,7 @@ impl Walk {
         }
     }
 
-    /// Explains the check of a provider, which is assumed to allow the request.
+    /// Explains the check by an authorization provider, which is assumed to allow the request.
     fn provider(
         &mut self,
         request: &Request<()>,
@@ -249,7 +249,7 @@ impl Walk {
         admission
     }
 
-    /// Reports the decision of the data path's function, with all evaluated policies.
+    /// Explains the decision of the policies, as the data path's function has returned it, with all evaluated policies.
     fn policies_decided(&mut self, step: StepKind, explanation: HttpExplanation, is_allowed: bool) {
         let decision = self.seen.decision.take();
         let decision = decision.unwrap_or(explanation.decision);
@@ -295,7 +295,7 @@ impl Walk {
         routed
     }
 
-    /// Lists the rules up to the matching one, each with the reason why the request does not match.
+    /// Lists the route rules up to the one that matches, each with the reason why the request does not match it.
     fn considered(&self, request: &Request<()>, normalized: &NormalizedTarget) -> Vec<Considered> {
         let Ok(Some(table)) = routed::table(&self.session) else {
             return Vec::new();
@@ -399,7 +399,7 @@ impl Walk {
         }
     }
 
-    /// Explains the route to an endpoint, chosen by the destination's rule.
+    /// Explains the choice of an endpoint by the destination's rule, and the route to it.
     async fn endpoint(&mut self, destination: &Destination, own: &Local) -> Result<Route, Failure> {
         let session = self.session.clone();
         let waypoint = &session.shard.waypoint;

@@ -1,7 +1,8 @@
-//! Plugins of one request: called in their order for the request, and in reverse order for its response.
+//! Runs plugins on one request: in order for the request, and in reverse order for its response.
 //!
-//! A plugin that fails or has no module rejects the request (503) or is bypassed, according to its fail strategy. A
-//! plugin's changes are normalized again, and never set headers that identify a caller or frame a message.
+//! When a plugin fails or has no module, its fail strategy decides whether the request is rejected (503) or bypasses
+//! the plugin. Changes that a plugin makes are normalized again, and never set headers that identify a caller or frame
+//! a message.
 
 mod body;
 mod local_reply;
@@ -35,32 +36,32 @@ use body::FilteredBody;
 use local_reply::LocalReply;
 use stream_context::{FAILED, PluginError, StreamContext};
 
-/// Plugins of one request: those that are still to be called, and those that have been.
+/// Plugins of one request: those that have not run yet, and those that have.
 pub(super) struct RequestPlugins {
     session: Arc<Session>,
     is_grpc: bool,
-    /// Plugins that have not been called yet; the next one is last.
+    /// Plugins that have not run yet, in reverse order: the next one is last.
     waiting: Vec<Arc<Plugin>>,
     called: Vec<Arc<StreamContext>>,
     answered: Arc<LocalReply>,
-    /// Waypoints that the request has passed.
+    /// Number of waypoints that the request has passed.
     hops: Hops,
-    /// Client on whose behalf plugins make calls.
+    /// Caller on whose behalf plugins make calls for this request.
     on_behalf: Arc<OnBehalf>,
 }
 
-/// Result of the plugins that have run so far.
+/// Result of the plugins of one phase.
 pub(super) enum PluginsOutcome {
-    /// The request is unchanged.
+    /// No plugin has run, so that the request is unchanged.
     Unchanged,
     /// A plugin ran and may have changed the request.
     MayHaveChanged,
-    /// A plugin has responded.
+    /// Response of a plugin, which ends the request.
     Responded(Box<Response<ResponseBody>>),
 }
 
 impl RequestPlugins {
-    /// Returns the plugins of a request; `None` if there are none.
+    /// Returns the plugins that apply to a request; `None` if there are none.
     pub(super) fn of(session: &Arc<Session>, is_grpc: bool) -> Option<Box<Self>> {
         let chain = session.shard.waypoint.published.extensions()?;
         let mut waiting = chain.of(&session.attachments());
@@ -85,7 +86,7 @@ impl RequestPlugins {
         self.hops = hops;
     }
 
-    /// Runs the plugins up to a phase on a request.
+    /// Runs the plugins up to a phase on the request headers.
     pub(super) async fn request(
         &mut self,
         upto: ExtensionPhase,
@@ -156,7 +157,7 @@ impl RequestPlugins {
         Ok(None)
     }
 
-    /// Applies a plugin's changes of the headers.
+    /// Validates and normalizes the request headers after a plugin has changed them.
     fn changed(
         &self,
         mut head: Head,
@@ -196,7 +197,7 @@ impl RequestPlugins {
         Ok(())
     }
 
-    /// Wraps the request body with the plugins.
+    /// Wraps the request body so that it passes through the plugins.
     pub(super) fn request_body(&self, body: Body) -> Body {
         let mut body = body;
         for running in &self.called {
@@ -206,7 +207,7 @@ impl RequestPlugins {
         body
     }
 
-    /// Waits for a plugin's response to a request whose body is being forwarded.
+    /// Waits until a plugin responds in place of the application, while the request body is being sent.
     pub(super) async fn wait_for_response(&self) -> Response<ResponseBody> {
         loop {
             self.answered.notify.notified().await;
@@ -216,13 +217,14 @@ impl RequestPlugins {
         }
     }
 
-    /// Returns a plugin's response to a failed request, if there is one.
+    /// Takes the response that a plugin has given in place of the application, if any, after sending the request has
+    /// failed.
     pub(super) fn take_response(&self) -> Option<Response<ResponseBody>> {
         let response = self.answered.response.lock().take()?;
         Some(self.local(response))
     }
 
-    /// Runs the plugins that handled the request on its response.
+    /// Runs the plugins that have handled the request on its response, in reverse order.
     pub(super) async fn answer(
         &self,
         mut response: Response<ResponseBody>,
@@ -244,7 +246,8 @@ impl RequestPlugins {
         response
     }
 
-    /// Passes the response headers to the plugins that handled the request.
+    /// Passes the response headers to the plugins that have handled the request; returns a plugin's own response, if it
+    /// gives one.
     async fn response(
         &self,
         response: &mut Response<ResponseBody>,
@@ -286,7 +289,7 @@ impl RequestPlugins {
         Ok(None)
     }
 
-    /// Wraps the response body with the plugins.
+    /// Wraps the response body so that it passes through the plugins.
     pub(super) fn response_body(&self, body: Body) -> Body {
         let mut body = body;
         for running in self.called.iter().rev() {
@@ -337,7 +340,7 @@ fn closed() -> Reply {
     )
 }
 
-/// Returns the reply for invalid headers of a plugin.
+/// Returns the reply to a request to which a plugin has given invalid headers.
 fn malformed(what: &str) -> Reply {
     let text = format!("a plugin gave the request {what} that cannot be sent");
     Reply::new(
@@ -347,7 +350,8 @@ fn malformed(what: &str) -> Reply {
     )
 }
 
-/// Removes headers that plugins must not set.
+/// Removes headers that plugins may not set. Fails for a transfer encoding other than chunked, and for a `Connection`
+/// header that names an end-to-end header.
 fn remove_forbidden_headers(all: &mut HeaderMap) -> Result<(), ()> {
     if headers::has_other_encoding(all) {
         return Err(());
@@ -384,7 +388,8 @@ fn change_response<B>(
     Ok(())
 }
 
-/// Converts a plugin's response. gRPC clients receive it as a gRPC status and message.
+/// Converts the response that a plugin gives in place of the application. gRPC clients receive it as a gRPC status and
+/// message.
 fn local_body(is_grpc: bool, local: LocalResponse) -> Response<Body> {
     let LocalResponse {
         status,
@@ -419,6 +424,7 @@ fn local_body(is_grpc: bool, local: LocalResponse) -> Response<Body> {
     response
 }
 
-/// Response details of a plugin for the access log, and the length of its body.
+/// Extension of a plugin's response that carries its response-code details for the access log, and the length of its
+/// body.
 #[derive(Clone, Debug)]
 pub(super) struct Details(String, usize);

@@ -1,4 +1,4 @@
-//! Fault injection by a route's rule: a request is delayed before it is sent, or aborted.
+//! Fault injection of a route rule: delays a request before it is sent, or aborts it.
 
 use ambit_l7::route::Injected;
 use ambit_model::FaultStatus;
@@ -8,13 +8,15 @@ use tokio::time::Instant;
 
 use super::{admit::admission::Admission, reply::Reply, report::record::Record, send::Failure};
 
-/// Text of Envoy's response.
+/// Body of the response to an aborted request, as in Envoy.
 const ABORTED: &str = "fault filter abort";
 const DETAILS: &str = "fault_filter_abort";
 
-/// Delays a request, while policies allow it and its timeout permits, or aborts it.
+/// Injects a fault: delays the request, or aborts it. A policy change that denies the request, or its timeout, ends the
+/// delay early.
 ///
-/// # Errors The response of an aborted request.
+/// # Errors
+/// The reply to a request that is aborted, denied, or out of time.
 pub(super) async fn inject(
     injected: Injected,
     admission: &Admission,

@@ -27,24 +27,24 @@ use super::{
 use crate::{headers::RATE_LIMITED, hops::Hops, rate_limits::Limiter, session::Session};
 use key::key_value;
 
-/// Response text and details for a local limit, as in Envoy.
+/// Response body and response-code details for a request over a local rate limit, as in Envoy.
 const LOCAL_LIMITED: &str = "local_rate_limited";
 const GLOBAL_LIMITED: &str = "request_rate_limited";
 const SERVICE_ERROR: &str = "rate_limiter_error";
 
-/// Rate-limit headers for the response, of the waypoint or the upstream.
+/// Rate-limit headers (`x-ratelimit-*`, `Retry-After`) to add to the response.
 #[derive(Debug, Default)]
 pub(super) struct RateLimitHeaders {
-    /// Tightest limit of those with `tellClients`.
+    /// Limit with the fewest remaining requests, among the limits that report to clients (`tellClients`).
     tightest: Option<EvaluatedLimit>,
     is_refused: bool,
     /// Time after which the client may retry (`Retry-After`).
     after: Option<Duration>,
-    /// Headers from rate-limit services.
+    /// Response headers that rate-limit services have returned.
     headers_to_add: Vec<HeaderOption>,
 }
 
-/// Evaluated rate limit.
+/// State of a rate limit after it has counted the request.
 #[derive(Clone, Copy, Debug)]
 struct EvaluatedLimit {
     requests: u32,
@@ -97,15 +97,15 @@ fn seconds(of: Duration) -> u64 {
     of.as_secs() + u64::from(of.subsec_nanos() > 0)
 }
 
-/// A request, in one of its forms, and the services whose limits count it.
+/// Request in its original or forwarded form, and the services whose rate limits count it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CountedRequest<'a> {
     pub(super) services: &'a [NamespacedHostname],
     pub(super) request: RouteRequest<'a>,
 }
 
-/// Counts a request against each limit while policies allow it. A limit that counted it as `before` does not count it
-/// again.
+/// Counts a request against each rate limit of the services. A limit that has counted the request in its previous form
+/// `before` does not count it again. Fails when a policy change denies the request meanwhile.
 ///
 /// # Errors
 /// The response, if a limit rejects the request.
@@ -197,7 +197,7 @@ fn local(
     Ok(())
 }
 
-/// Applies the decision of a rate-limit service, or its failure.
+/// Applies the decision of a rate-limit service, or the configured behaviour if the call has failed.
 fn decide(
     session: &Session,
     config: &RateLimit,
@@ -255,7 +255,7 @@ fn decide(
     reject(session, config, "global", reply, after, limit_headers)
 }
 
-/// Rejects a request over a limit, unless the limit is a dry run.
+/// Rejects a request that exceeds a limit (429), unless the limit is a dry run.
 fn reject(
     session: &Session,
     config: &RateLimit,
@@ -275,7 +275,7 @@ fn reject(
     Err(reply)
 }
 
-/// Applies the configured behaviour for requests without a decision.
+/// Rejects or allows a request for which a rate-limit service has made no decision, as the limit configures.
 fn undecided(
     session: &Session,
     config: &RateLimit,

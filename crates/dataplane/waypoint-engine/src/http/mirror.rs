@@ -37,38 +37,39 @@ use crate::{
 /// Timeout for a mirror to respond after the whole request was sent.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Mirrored requests of one request. Dropped before the original has a response, because its client has gone, it
-/// cancels them.
+/// Handle to the mirrored requests of one request. If it is dropped before the original request has a response, because
+/// the client has disconnected, the mirrored requests are cancelled.
 #[derive(Debug)]
 pub(super) struct Mirroring(watch::Sender<bool>);
 
 impl Mirroring {
-    /// Detaches the mirrored requests, since the original has its response or has failed.
+    /// Lets the mirrored requests complete on their own, since the original request has a response or has failed.
     pub(super) fn original_over(self) {
         // There may be no mirrored requests.
         let _none = self.0.send(true);
     }
 }
 
-/// Completes when the original request was cancelled.
+/// Completes when the original request is cancelled before it has a response.
 async fn cancelled(mut is_over: watch::Receiver<bool>) {
     if is_over.wait_for(|is_over| *is_over).await.is_ok() {
         std::future::pending().await
     }
 }
 
-/// Request to mirror, without its body.
+/// Parameters of the request to mirror, except its body.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MirrorSource<'a> {
     pub(super) head: &'a request::Parts,
     pub(super) normalized: &'a NormalizedTarget,
     pub(super) admission: &'a Admission,
-    /// Owner of the route with the mirrors.
+    /// Owner of the route that defines the mirrors.
     pub(super) route_owner: RouteOwner,
     pub(super) hops: Hops,
 }
 
-/// Sends copies of a request to mirrors; returns the original's body, which is copied while it streams.
+/// Sends copies of a request to its mirrors. Returns the body for the original request, which is copied to the mirrors
+/// while it streams.
 pub(super) fn mirror(
     session: &Arc<Session>,
     mirrors: &[&HttpMirror],
@@ -179,7 +180,8 @@ pub(super) fn mirror(
     (body, mirroring)
 }
 
-/// Mirrored request of a consumer route, which the limits of the mirror's service count as a request.
+/// Mirrored request of a consumer route, which counts against the rate limits of the mirror's service like a client's
+/// request.
 struct MirroredRequest {
     there: Arc<Attachments>,
     host: String,
@@ -218,7 +220,7 @@ impl MirroredRequest {
     }
 }
 
-/// Sends the mirrored request and discards the response.
+/// Sends a mirrored request, and discards the response.
 async fn answer(
     session: &Session,
     destination: &Destination,
@@ -245,7 +247,8 @@ async fn answer(
     }
 }
 
-/// Completes when the mirror's timeout expires.
+/// Completes when the mirror is too slow: it lags too far behind the body, or has not responded [`RESPONSE_TIMEOUT`]
+/// after the end of the body.
 async fn mirror_timed_out(copied: oneshot::Receiver<CopyOutcome>) -> MirrorOutcome {
     if let Ok(CopyOutcome::TooSlow) = copied.await {
         return MirrorOutcome::TooSlow;
@@ -254,7 +257,7 @@ async fn mirror_timed_out(copied: oneshot::Receiver<CopyOutcome>) -> MirrorOutco
     MirrorOutcome::Late
 }
 
-/// Returns the `Host` of a mirrored request: an IPv6 address in brackets gets no suffix.
+/// Appends `-shadow` to the host of a mirrored request, except to an IPv6 address in brackets.
 fn shadow(host: &str) -> String {
     if host.is_empty() || host.starts_with('[') {
         return host.to_owned();

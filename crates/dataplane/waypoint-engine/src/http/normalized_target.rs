@@ -1,4 +1,4 @@
-//! The host and path of a request.
+//! Normalizes the host and path of a request.
 
 use ambit_l7::{
     path,
@@ -14,7 +14,7 @@ use hyper::ext::Protocol;
 use super::reply::Reply;
 use crate::session::Session;
 
-/// Whether a request is gRPC. gRPC-Web does not count: its clients receive errors as HTTP clients do.
+/// Whether a request is gRPC. gRPC-Web does not count: its clients receive errors as HTTP responses.
 pub(super) fn is_grpc<B>(request: &Request<B>) -> bool {
     let content_type = request.headers().get(CONTENT_TYPE);
     let rest = content_type.and_then(|of| of.as_bytes().strip_prefix(b"application/grpc"));
@@ -31,7 +31,7 @@ pub(super) struct NormalizedTarget {
 }
 
 impl NormalizedTarget {
-    /// Returns the path with the `prefix` bytes that the rule's match consumed.
+    /// Returns the path and query for rewrites, with the number of bytes that the rule's match consumed as prefix.
     pub(super) fn matched(&self, prefix: usize) -> MatchedPath<'_> {
         MatchedPath {
             path: &self.path,
@@ -40,7 +40,7 @@ impl NormalizedTarget {
         }
     }
 
-    /// Returns a received request in the form that routes and limits match.
+    /// Returns the attributes of a request that route rules and rate limits match.
     pub(super) fn as_received<'a, B>(&'a self, request: &'a Request<B>) -> RouteRequest<'a> {
         RouteRequest {
             method: request.method().as_str(),
@@ -51,12 +51,12 @@ impl NormalizedTarget {
         }
     }
 
-    /// Returns the target without its query.
+    /// Returns the path of the request target as it is sent to the application.
     pub(super) fn path_as_sent(&self) -> &str {
         self.target.path()
     }
 
-    /// Normalizes a request that a plugin has changed, as if it had been received.
+    /// Normalizes a request that a plugin has changed, like a received one.
     pub(super) fn of_plugin(
         session: &Session,
         method: &Method,
@@ -67,7 +67,7 @@ impl NormalizedTarget {
         Self::normal(session, method, host, path)
     }
 
-    /// Normalizes a received request; ambiguous ones are rejected.
+    /// Normalizes a received request; rejects ambiguous hosts and paths.
     pub(super) fn of<B>(session: &Session, request: &Request<B>) -> Result<Self, Reply> {
         if let Some(protocol) = request.extensions().get::<Protocol>() {
             let text = format!("CONNECT for the protocol {protocol:?} is not supported");
@@ -108,8 +108,8 @@ impl NormalizedTarget {
     }
 }
 
-/// Returns the host of a request. Ambiguous ones are rejected: different hosts in target and header, several headers,
-/// or user info.
+/// Parses the host of a request. Rejects ambiguous ones: a target and a `Host` header that differ, several `Host`
+/// headers, or user info.
 pub(super) fn host<B>(request: &Request<B>) -> Result<String, &'static str> {
     let mut lines = request.headers().get_all(HOST).iter();
     let header = lines.next().map(HeaderValue::to_str).transpose();

@@ -8,19 +8,19 @@ use crate::{
     message::{self, Body},
 };
 
-/// Envoy's header that keeps clients from an immediate retry at an overloaded server.
+/// Header `x-envoy-overloaded`, which tells clients not to retry immediately.
 const OVERLOADED: HeaderName = HeaderName::from_static("x-envoy-overloaded");
 
-/// Response of the waypoint in place of an application's, and its reason.
+/// Response that the waypoint itself generates, with the reason for access logs and metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
     pub(crate) status: StatusCode,
     pub(crate) text: String,
     /// Response flags for the access log.
     pub(crate) flags: ResponseFlags,
-    /// Reason label of a request that violates HTTP.
+    /// Label of the rejection counter, for a request that violates HTTP or is ambiguous.
     pub(crate) refused: Option<&'static str>,
-    /// gRPC status, if it is not the one that the HTTP status maps to.
+    /// gRPC status, if it differs from the one to which the HTTP status maps.
     pub(crate) grpc_status: Option<u8>,
     /// Challenge for `WWW-Authenticate` (RFC 6750).
     pub(crate) challenge: Option<HeaderValue>,
@@ -41,7 +41,7 @@ impl Reply {
         }
     }
 
-    /// Returns the denial with Istio's text.
+    /// Returns the reply to a request that policies deny, with Istio's text (403).
     pub(crate) fn denied() -> Self {
         Self {
             status: StatusCode::FORBIDDEN,
@@ -54,7 +54,7 @@ impl Reply {
         }
     }
 
-    /// Returns the response for a plugin that fails, or that ends a request.
+    /// Returns the reply for a plugin that has failed, or has ended the request.
     pub(crate) fn of_extension(
         status: StatusCode,
         details: &'static str,
@@ -71,7 +71,7 @@ impl Reply {
         }
     }
 
-    /// Returns the response to a request that violates HTTP, or is ambiguous.
+    /// Returns the reply to a request that violates HTTP or is ambiguous (400).
     pub(crate) fn refused(text: impl Into<String>, reason: &'static str) -> Self {
         let flag = ResponseFlag::DownstreamProtocolError;
         Self {
@@ -80,7 +80,7 @@ impl Reply {
         }
     }
 
-    /// Returns the response to a request for which a memory budget has no room.
+    /// Returns the reply to a request for which a memory budget has no room.
     pub(crate) fn overloaded(Exhausted(scope): Exhausted) -> Self {
         let reason = match scope {
             Scope::Connection => "memory_budget_connection",
@@ -97,18 +97,18 @@ impl Reply {
         }
     }
 
-    /// Returns the response to a request in a routing loop.
+    /// Returns the reply to a request in a routing loop.
     pub(crate) fn routing_loop() -> Self {
         let text = "the routes of waypoints form a loop";
         Self::new(StatusCode::LOOP_DETECTED, text, ResponseFlag::NoRoute)
     }
 
-    /// Sets another status than 400.
+    /// Replaces the status of the reply.
     pub(crate) fn with_status(self, status: StatusCode) -> Self {
         Self { status, ..self }
     }
 
-    /// Converts the reply to a response. gRPC clients receive a gRPC status and message.
+    /// Converts the reply to an HTTP response. gRPC clients receive a gRPC status and message.
     pub(crate) fn into_response(self, is_grpc: bool) -> Response<Body> {
         let Self {
             status,
@@ -157,7 +157,7 @@ impl Reply {
     }
 }
 
-/// Maps an HTTP status to gRPC's (doc/http-grpc-status-mapping.md).
+/// Maps an HTTP status to a gRPC status (gRPC's doc/http-grpc-status-mapping.md), and returns the gRPC code.
 fn meaning(status: StatusCode) -> &'static str {
     match status.as_u16() {
         400 => "13",

@@ -1,4 +1,4 @@
-//! Records of exchanges for metrics, access logs, traces and flow events.
+//! Reports exchanges to metrics, access logs, traces and flow events.
 
 pub(super) mod observer;
 pub(super) mod record;

@@ -1,4 +1,4 @@
-//! Headers of requests that the waypoint removes or adds.
+//! Removes and adds headers of forwarded requests.
 
 use http::{
     HeaderValue, Request, StatusCode,
@@ -8,7 +8,7 @@ use http::{
 use super::{normalized_target::NormalizedTarget, reply::Reply};
 use crate::{headers, session::Session};
 
-/// Removes the headers that are not forwarded.
+/// Removes hop-by-hop headers, and headers that only proxies of the mesh may send.
 pub(super) fn strip<B>(request: &mut Request<B>) -> Result<(), Reply> {
     let all = request.headers_mut();
     if headers::has_other_encoding(all) {
@@ -27,7 +27,7 @@ pub(super) fn strip<B>(request: &mut Request<B>) -> Result<(), Reply> {
     Ok(())
 }
 
-/// Adds the headers that the waypoint generates.
+/// Adds the headers that the waypoint generates, such as `x-forwarded-for`.
 pub(super) fn complete<B>(
     session: &Session,
     request: &mut Request<B>,

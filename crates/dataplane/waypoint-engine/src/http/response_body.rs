@@ -1,4 +1,4 @@
-//! Bodies of responses before they are streamed.
+//! Bodies of responses before they are streamed to the client.
 
 use hyper::body::Incoming;
 use tokio::time::Instant;
@@ -11,13 +11,13 @@ use crate::message::Body;
 
 /// Body of a response.
 pub(super) enum ResponseBody {
-    /// Body of the waypoint's own response.
+    /// Body that the waypoint itself, a plugin or an authorization provider has generated.
     Own(Body),
-    /// Body of the application's response.
+    /// Body that an application streams.
     Application(ApplicationBody),
 }
 
-/// Body of an application's response, which ends when policies no longer admit the request.
+/// Body of an application's response, which is terminated when changed policies deny the request.
 pub(super) struct ApplicationBody {
     pub(super) incoming: Incoming,
     pub(super) admission: Admission,

@@ -6,9 +6,10 @@ use http::{Response, StatusCode};
 use super::{connection::overload::has_too_many_fields, reply::Reply};
 use crate::{headers, session::Session};
 
-/// Validates a response, and removes the headers that are not forwarded.
+/// Validates an endpoint's response, and removes hop-by-hop headers and those that only proxies of the mesh may send.
 ///
-/// # Errors With the reply that replaces a response with too many fields, or one that violates HTTP.
+/// # Errors
+/// With the reply that replaces a response with too many fields, or one that violates HTTP.
 pub(super) fn check<B>(session: &Session, response: &mut Response<B>) -> Result<(), Reply> {
     let limits = session.shard.waypoint.config.headers;
     let all = response.headers_mut();

@@ -1,4 +1,4 @@
-//! Routing of requests, and the authorization of requests in their forwarded form.
+//! Routes requests, and authorizes them in their forwarded form.
 
 pub(super) mod backend_authorization;
 pub(super) mod client_route;

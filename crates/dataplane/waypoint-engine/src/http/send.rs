@@ -40,28 +40,28 @@ use crate::{
     },
 };
 
-/// Endpoint that a request was sent to.
+/// Endpoint to which a request was sent, with the resources held until the response ends.
 #[derive(Clone, Debug)]
 pub(super) struct SelectedEndpoint {
     pub(super) endpoint: SocketAddr,
     pub(super) workload: Option<WorkloadRef>,
     pub(super) service: Option<Arc<Service>>,
-    /// Host outside the mesh, if known.
+    /// Host below the target's wildcard that the client has named.
     pub(super) remote: Option<ArcStr>,
-    /// Verified identity of the host's certificate.
+    /// SAN of the endpoint's certificate, verified by TLS that the waypoint originates.
     pub(super) remote_identity: Option<ArcStr>,
-    /// Leases of the destination's rule, released when the response ends.
+    /// Leases under the destination's rule, released when the response ends.
     held: Option<Arc<(EndpointLease, Arc<DestinationDecision>)>>,
-    /// Stream of a shared HTTP/2 connection, which counts as in use.
+    /// Slot of a shared HTTP/2 connection, on which the request counts as active.
     stream: Option<StreamSlot>,
-    /// Guard of an HTTP/1 connection, which aborts the request on drop.
+    /// Guard of a pooled HTTP/1 connection, which aborts the request on drop.
     guard: Option<RequestGuard>,
-    /// Memory permit for HTTP/2 response bytes that have not been read.
+    /// Memory permit for the bytes of an HTTP/2 response that the endpoint may send before they are read.
     window: Option<Arc<Permit>>,
 }
 
 impl SelectedEndpoint {
-    /// Returns the endpoint of a request to `destination` on this route.
+    /// Returns the endpoint of a request to `destination` through this upstream.
     fn of(destination: &Destination, session: &Session, upstream: &Upstream) -> Self {
         Self {
             endpoint: upstream.endpoint(),
@@ -80,20 +80,20 @@ impl SelectedEndpoint {
     }
 }
 
-/// Parameters of sending a request.
+/// Retry, timeout and session parameters of one request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sending<'a> {
     pub(super) hops: Hops,
-    /// Timeout of one attempt.
+    /// Timeout of one attempt (`backendRequest` in a route's timeouts).
     pub(super) attempt_timeout: Option<Duration>,
     pub(super) again: RetryPolicy<'a>,
-    /// Mark of a request that a previous waypoint retries.
+    /// Mark that a previous waypoint retries the request.
     pub(super) retry_mark: RetryMark,
-    /// Endpoint of the sticky session.
+    /// Endpoint of the request's sticky session, which is preferred.
     pub(super) sticky: Option<&'a BackendEndpoint>,
 }
 
-/// Response of an endpoint.
+/// Response headers of an endpoint, with the body to stream.
 #[derive(Debug)]
 pub(super) struct UpstreamResponse {
     pub(super) response: Response<Incoming>,
@@ -112,15 +112,15 @@ impl UpstreamResponse {
     }
 }
 
-/// Failure of a request before a response.
+/// Failure of a request before an endpoint responded.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) reply: Reply,
-    /// Details for the access log.
+    /// Response-code details for the access log.
     pub(super) details: String,
 }
 
-/// Returns the TLS origination for the endpoint, if configured.
+/// Returns the TLS settings for the connection to the endpoint, if the destination's rule requires TLS.
 fn tls_upstream<'a>(
     session: &'a Session,
     decision: Option<&'a DestinationDecision>,
@@ -135,7 +135,7 @@ fn tls_upstream<'a>(
     })
 }
 
-/// Returns the PROXY header of connections to endpoints, if the destination's rule requires one.
+/// Returns the PROXY protocol header of connections to endpoints, if the destination's rule requires one.
 fn preamble(
     session: &Session,
     decision: Option<&DestinationDecision>,
@@ -145,7 +145,7 @@ fn preamble(
     Preamble::of(decision?.port.policy(), upstream, client, called)
 }
 
-/// Sends a request, and returns the response headers with a streaming body.
+/// Sends a request to an endpoint, with retries; returns the response headers with a streaming body.
 pub(super) async fn send(
     session: &Session,
     destination: &Destination,
@@ -255,14 +255,14 @@ pub(super) async fn send(
     }
 }
 
-/// Whether the request is for a single pod, so that no other endpoint exists.
+/// Whether the destination is a single pod, so that no other endpoint can be tried.
 fn is_one_pod(destination: &Destination, session: &Session) -> bool {
     let of = (destination, &session.target);
     matches!(of, (Destination::Target, Target::Pod { .. }))
 }
 
-/// Returns the bytes of a response that an endpoint may send before they are read: a stream's window in HTTP/2. HTTP/1
-/// reads no more than it passes on.
+/// Returns the bytes of a response that an endpoint may send before they are read: one stream's receive window in
+/// HTTP/2, none in HTTP/1, where the waypoint reads no more than it passes on.
 pub(super) fn window_bytes(version: Version) -> usize {
     match version {
         Version::Http1 => 0,
@@ -280,24 +280,24 @@ fn window(session: &Session, version: Version) -> Result<Option<Arc<Permit>>, Ex
     Ok(Some(Arc::new(permit)))
 }
 
-/// Writes the marks for the next waypoint, if there is one.
+/// Writes the hop count and the retry mark, if the next hop is a waypoint.
 fn tell_waypoint(request: &mut Request<Body>, to: &Upstream, hops: Hops, retry_mark: RetryMark) {
     let (headers, is_next) = (request.headers_mut(), to.is_waypoint());
     hops.write(headers, is_next);
     retry_mark.write(headers, is_next);
 }
 
-/// Result of one attempt.
+/// Result of one attempt, with the request if it may be sent again.
 struct AttemptResult {
     ended: Result<UpstreamResponse, Failure>,
     /// Whether the outcome permits a retry.
     is_reason: bool,
-    /// Request of which nothing was sent, so that it may go to another endpoint.
+    /// Request of which nothing was sent, so that another endpoint may receive it.
     unsent: Option<Request<Body>>,
 }
 
 impl AttemptResult {
-    /// Converts the result of an attempt; without an outcome it timed out.
+    /// Converts the outcome of an attempt; `None` means that the attempt timed out.
     fn of(
         outcome: Option<Result<Response<Incoming>, FailedAttempt>>,
         mut chosen: SelectedEndpoint,
@@ -348,7 +348,7 @@ fn flag(ended: &mut Result<UpstreamResponse, Failure>, flag: ResponseFlag) {
     }
 }
 
-/// Reports the outcome of an attempt to an endpoint that a policy chose.
+/// Reports the outcome of an attempt to the outlier detection of the destination's rule.
 fn report(
     session: &Session,
     held: Option<&EndpointLease>,
@@ -368,7 +368,7 @@ fn report(
     }
 }
 
-/// Failed attempt of a request.
+/// Attempt that ended without a response.
 struct FailedAttempt {
     broken: Broken,
     /// Request of which nothing was sent, so that it can be retried.
@@ -511,7 +511,7 @@ impl Failure {
         }
     }
 
-    /// Returns the failure for an unknown workload of the waypoint itself.
+    /// Returns the failure of a request while the workload record of the waypoint's own pod is missing.
     pub(super) fn without_own_workload() -> Self {
         Self::unavailable(ResponseFlag::NoHealthyUpstream, "no_own_workload")
     }
@@ -523,7 +523,7 @@ impl Failure {
         }
     }
 
-    /// Returns the failure of a request whose response has no memory budget.
+    /// Returns the failure of a request when a memory budget has no room for its response.
     fn overloaded(full: Exhausted) -> Self {
         Self {
             details: full.to_string(),

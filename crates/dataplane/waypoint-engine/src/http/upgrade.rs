@@ -47,22 +47,22 @@ const WEBSOCKET_GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 /// Bytes of a key (RFC 6455, section 4.1).
 const KEY_BYTES: usize = 16;
 
-/// Upgrade that a client requests.
+/// Protocol upgrade that a client requests.
 #[derive(Debug)]
 pub(super) struct Upgrade {
     protocol: HeaderValue,
-    /// Key of the WebSocket handshake with an HTTP/1.1 application.
+    /// Key for the WebSocket handshake with an HTTP/1.1 application (`Sec-WebSocket-Key`).
     key: Option<Key>,
     /// Whether the request is an extended CONNECT.
     is_extended: bool,
 }
 
-/// `Sec-WebSocket-Key`: sixteen bytes in base64.
+/// Value of `Sec-WebSocket-Key`: sixteen bytes in base64.
 #[derive(Clone, Debug)]
 struct Key(HeaderValue);
 
-/// Marks a request that was an extended CONNECT; contains the generated key for an HTTP/1.1 application, since HTTP/2
-/// has none.
+/// Request extension that marks a request received as extended CONNECT, with a generated key for an HTTP/1.1
+/// application, since HTTP/2 has none.
 #[derive(Clone, Debug)]
 struct Extended(Key);
 
@@ -89,12 +89,12 @@ pub(super) fn as_http1(request: &mut Request<Incoming>, upgrades: &[ArcStr]) {
     extensions.insert(Extended(Key(key)));
 }
 
-/// Client's connection, to be taken over if the request's upgrade succeeds.
+/// Handle to the client's connection, which the waypoint takes over if the upgrade succeeds.
 #[derive(Debug)]
 pub(super) struct PendingUpgrade(Option<OnUpgrade>);
 
 impl PendingUpgrade {
-    /// Takes the pending upgrade of a received request.
+    /// Takes hyper's upgrade handle from a received request that may switch protocols.
     pub(super) fn of(request: &mut Request<Incoming>) -> Self {
         let has_upgrade =
             request.headers().contains_key(UPGRADE) || *request.method() == Method::CONNECT;
@@ -103,7 +103,8 @@ impl PendingUpgrade {
 }
 
 impl Drop for PendingUpgrade {
-    /// Closes a connection that did not switch protocols in order: hyper would truncate the response otherwise.
+    /// Shuts the connection down gracefully if it has not switched protocols: hyper would truncate the response
+    /// otherwise.
     fn drop(&mut self) {
         let Some(connection) = self.0.take() else {
             return;
@@ -116,7 +117,8 @@ impl Drop for PendingUpgrade {
     }
 }
 
-/// Returns the requested upgrade, if it is one of `upgrades`. Must be read before hop-by-hop headers are removed.
+/// Parses the requested upgrade; `None` if its protocol is not one of `upgrades`. Must be called before hop-by-hop
+/// headers are removed.
 pub(super) fn requested(request: &Request<Incoming>, upgrades: &[ArcStr]) -> Option<Upgrade> {
     let headers = request.headers();
     let has_upgrade = headers
@@ -145,7 +147,7 @@ pub(super) fn requested(request: &Request<Incoming>, upgrades: &[ArcStr]) -> Opt
     })
 }
 
-/// Returns the single protocol of `Upgrade`.
+/// Returns the value of `Upgrade`, if it names a single protocol.
 fn only_protocol(headers: &HeaderMap) -> Option<&HeaderValue> {
     let mut protocols = headers.get_all(UPGRADE).iter();
     let first = protocols.next()?;
@@ -157,20 +159,20 @@ fn is_same(protocol: &HeaderValue, other: &[u8]) -> bool {
 }
 
 impl Upgrade {
-    /// Removes the upgrade headers of a request that can no longer be upgraded.
+    /// Removes the upgrade headers of a request that is not forwarded as an upgrade.
     pub(super) fn withdraw(headers: &mut HeaderMap) {
         for name in headers::UPGRADE_OF_REQUESTS {
             headers.remove(name);
         }
     }
 
-    /// Adds the upgrade's headers to the request.
+    /// Adds the upgrade headers to the forwarded request.
     pub(super) fn write(&self, headers: &mut HeaderMap) {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, self.protocol.clone());
     }
 
-    /// Returns the HTTP version of the request to the application.
+    /// Returns the HTTP version in which the upgrade is sent to an application with this declared protocol.
     pub(super) fn version(&self, declared: AppProtocol) -> Version {
         match declared {
             AppProtocol::Http2 | AppProtocol::Grpc if self.is_extended => Version::Http2,
@@ -178,7 +180,7 @@ impl Upgrade {
         }
     }
 
-    /// Converts an HTTP/1.1 upgrade request to the form of the version.
+    /// Converts an upgrade received as extended CONNECT for a connection of this HTTP version.
     pub(super) fn send_as(&self, version: Version, request: &mut Request<Body>) {
         let Some(Key(key)) = self.key.as_ref().filter(|_| self.is_extended) else {
             return;
@@ -196,9 +198,10 @@ impl Upgrade {
         }
     }
 
-    /// Whether a response switches to the requested protocol.
+    /// Whether the application's response accepts the requested upgrade.
     ///
-    /// # Errors When a response would switch protocols for the client, and is invalid.
+    /// # Errors
+    /// When a response would switch protocols for the client, and is invalid.
     pub(super) fn is_switched(
         &self,
         version: Version,
@@ -227,7 +230,7 @@ impl Upgrade {
 }
 
 impl Key {
-    /// Reads the key of a request, if it has a valid one.
+    /// Parses `Sec-WebSocket-Key` of a request; `None` if it is missing or invalid.
     fn of(headers: &HeaderMap) -> Option<Self> {
         let mut keys = headers.get_all(SEC_WEBSOCKET_KEY).iter();
         let key = keys.next()?;
@@ -235,7 +238,7 @@ impl Key {
         (bytes.len() == KEY_BYTES && keys.next().is_none()).then(|| Self(key.clone()))
     }
 
-    /// Whether a server has accepted WebSocket.
+    /// Whether the response accepts this key (`Sec-WebSocket-Accept`).
     fn is_accepted(&self, headers: &HeaderMap) -> bool {
         let concatenated = [self.0.as_bytes(), WEBSOCKET_GUID].concat();
         let expected = STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, &concatenated));
@@ -247,17 +250,17 @@ impl Key {
     }
 }
 
-/// Charged bytes: two copy buffers, and the buffered prefix on either side. The windows of HTTP/2 streams are charged
-/// separately.
+/// Bytes charged for an upgraded connection: a copy buffer and a buffered prefix on either side. Windows of HTTP/2
+/// streams are charged separately.
 const COPY_BYTES: usize = 4 * (8 << 10);
 
-/// Replies for an application that violates the upgrade protocol.
+/// Returns the reply for an application that violates the upgrade protocol (502).
 fn refused() -> Reply {
     let flag = ResponseFlag::UpstreamProtocolError;
     Reply::new(StatusCode::BAD_GATEWAY, "upstream protocol error", flag)
 }
 
-/// Relays the stream after the application has switched protocols.
+/// Relays bytes between client and application after the protocol switch.
 pub(super) fn switch(
     session: &Arc<Session>,
     upgrade: Option<Upgrade>,

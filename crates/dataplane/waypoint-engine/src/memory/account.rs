@@ -1,24 +1,24 @@
-//! Memory accounts: bytes that are charged to one are charged to the enclosing ones, too, and released when the permit
-//! is dropped.
+//! Hierarchical memory accounts: bytes charged to an account are also charged to the accounts that enclose it, and
+//! released when the permit is dropped.
 
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-/// Owner of a budget.
+/// Level of a memory account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Scope {
-    /// Budget of one connection, or of the connections of one caller.
+    /// Account of one connection, or of all connections of one caller.
     Connection,
-    /// Budget of one caller.
+    /// Account of one caller.
     Caller,
-    /// Budget of the process.
+    /// Account of the whole process.
     Process,
 }
 
 impl Scope {
-    /// Returns the name in metrics and access logs.
+    /// Returns the name of the level in metrics and access logs.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Connection => "connection",
@@ -28,12 +28,12 @@ impl Scope {
     }
 }
 
-/// Error of a memory budget without room.
+/// Error of a charge for which a memory account has no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the memory budget of the {} is used up", .0.name())]
 pub(crate) struct Exhausted(pub(crate) Scope);
 
-/// Memory budget. Clones share it.
+/// Memory account with a limit. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Account(Arc<Node>);
 
@@ -41,20 +41,20 @@ pub(crate) struct Account(Arc<Node>);
 struct Node {
     scope: Scope,
     limit: usize,
-    /// Part of the limit that is reserved for nested accounts that hold little.
+    /// Part of the limit that only nested accounts with few charged bytes may use.
     reserve: usize,
     held: AtomicUsize,
     above: Option<Account>,
 }
 
 impl Account {
-    /// Creates a budget without an enclosing one. A quarter of it is reserved for nested accounts that hold less than a
-    /// 64th of it: a few callers that exhaust their budgets leave room for all others.
+    /// Creates an outermost account. A quarter of its limit is reserved for nested accounts that hold less than a 64th
+    /// of it, so that a few callers that exhaust their budgets leave room for all others.
     pub(crate) fn root(scope: Scope, limit: usize) -> Self {
         Self::new(scope, limit, limit / 4, None)
     }
 
-    /// Creates a budget nested in this one.
+    /// Creates an account nested in this one.
     pub(crate) fn part(&self, scope: Scope, limit: usize) -> Self {
         Self::new(scope, limit, 0, Some(self.clone()))
     }
@@ -69,7 +69,7 @@ impl Account {
         }))
     }
 
-    /// Charges bytes until the permit is dropped.
+    /// Charges bytes, which are released when the returned permit is dropped.
     ///
     /// # Errors
     /// When this budget or an enclosing one has no room.
@@ -81,33 +81,34 @@ impl Account {
         })
     }
 
-    /// Returns the charged bytes.
+    /// Returns the number of bytes that are currently charged.
     pub(crate) fn held(&self) -> usize {
         self.0.held.load(Relaxed)
     }
 
-    /// Returns the limit in bytes.
+    /// Returns the limit of the account in bytes.
     pub(crate) fn limit(&self) -> usize {
         self.0.limit
     }
 
-    /// Returns the remaining bytes of this budget.
+    /// Returns the number of bytes that may still be charged to this account.
     pub(crate) fn left(&self) -> usize {
         self.limit().saturating_sub(self.held())
     }
 
-    /// Returns the remaining bytes of the outermost budget.
+    /// Returns the number of bytes that may still be charged to the outermost account.
     pub(crate) fn left_at_root(&self) -> usize {
         let above = self.0.above.as_ref();
         above.map_or_else(|| self.left(), Self::left_at_root)
     }
 
-    /// Returns the number of clones, nested accounts, and permits in use.
+    /// Returns the number of references to this account: clones, nested accounts, and permits.
     pub(crate) fn holders(&self) -> usize {
         Arc::strong_count(&self.0)
     }
 
-    /// Charges bytes here and in enclosing accounts; `below` are the bytes that the charging account holds.
+    /// Charges bytes to this account and those that enclose it. `below` is the number of bytes charged to the nested
+    /// account from which the charge comes, which decides whether it may use the reserve.
     fn add(&self, bytes: usize, below: usize) -> Result<(), Exhausted> {
         let Node {
             scope,
@@ -149,7 +150,8 @@ pub(crate) struct Permit {
 impl Permit {
     /// Charges more bytes to the permit.
     ///
-    /// # Errors When there is no room; the permit stays unchanged.
+    /// # Errors
+    /// When there is no room; the permit stays unchanged.
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), Exhausted> {
         self.account.add(bytes, 0)?;
         self.bytes += bytes;
@@ -172,7 +174,8 @@ impl Drop for Permit {
 mod tests {
     use super::*;
 
-    /// Returns a process's budget of 6400 bytes, two callers' of 1600, and a connection's of 800 for each.
+    /// Creates the accounts of a process (limit 6400 bytes), of two callers (1600 each), and of one connection of each
+    /// caller (800).
     fn accounts() -> (Account, [Account; 2], [Account; 2]) {
         let process = Account::root(Scope::Process, 6400);
         let callers = [(); 2].map(|()| process.part(Scope::Caller, 1600));

@@ -1,4 +1,4 @@
-//! Memory budgets of callers, by identity and address, and counters of refusals.
+//! Memory budgets of callers, by identity and address, and metrics of charges that found no room.
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
@@ -11,10 +11,11 @@ use super::{
     account::{Account, Exhausted, Permit, Scope},
 };
 
-/// Number of callers to remember before those that hold no memory are forgotten.
+/// Number of callers in the table from which callers without charged memory are removed.
 const MIN_SWEPT_CALLERS: usize = 1024;
 
-/// Divisors of the free budgets that determine the windows of a new connection.
+/// Divisors of the free budgets of a caller and of the process, whose quotients bound the receive windows of a new
+/// connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WindowShares {
     /// Divisor of the caller's free budget.
@@ -23,7 +24,7 @@ pub(crate) struct WindowShares {
     pub(crate) of_process: usize,
 }
 
-/// Purpose of charged bytes, the reason label in metrics.
+/// Purpose of a charge, which is the reason label in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Use {
     /// Windows and buffers of a connection, or of a tunnel in it.
@@ -32,15 +33,15 @@ pub(crate) enum Use {
     Headers,
     /// Incomplete header section, or unread trailers.
     HeaderBlock,
-    /// Buffered body for retries.
+    /// Request body that is buffered for retries.
     RetryBody,
-    /// Body prefix for an authorization provider.
+    /// Prefix of a request body that is buffered for an authorization provider.
     AuthorizationBody,
-    /// Body that a plugin holds.
+    /// Part of a body that a plugin has paused.
     PluginBody,
-    /// Buffered body for a mirror.
+    /// Request body that is buffered for a mirror that lags.
     MirrorBody,
-    /// Response that the client has not read.
+    /// Response data that the client has not read.
     ResponseBody,
     /// Windows and buffers of connections to endpoints that are opened for the caller.
     Upstream,
@@ -65,14 +66,14 @@ impl Use {
     }
 }
 
-/// Key of a caller's budget.
+/// Identity and address by which a caller's budget is found.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     identity: Option<Identity>,
     address: IpAddr,
 }
 
-/// Budgets of one caller.
+/// Memory accounts of one caller.
 #[derive(Clone, Debug)]
 struct CallerAccounts {
     all: Account,
@@ -80,7 +81,7 @@ struct CallerAccounts {
 }
 
 impl CallerAccounts {
-    /// Whether the account is referenced outside the table.
+    /// Whether a connection still uses the accounts, so that they must stay in the table.
     fn is_used(&self) -> bool {
         // The caller's account has the account of its connections as part.
         self.connections.holders() > 1 || self.all.holders() > 2
@@ -90,11 +91,11 @@ impl CallerAccounts {
 #[derive(Debug, Default)]
 struct Callers {
     known: HashMap<Key, CallerAccounts>,
-    /// Number of callers at which the next sweep happens.
+    /// Number of callers at which unused accounts are removed next.
     sweep_at: usize,
 }
 
-/// Budgets of the process and of its callers.
+/// Memory accounts of the process and of its callers.
 #[derive(Debug)]
 pub(crate) struct Memory {
     limits: MemoryLimits,
@@ -113,17 +114,17 @@ impl Memory {
         }
     }
 
-    /// Returns the bytes that are charged for all callers.
+    /// Returns the number of bytes charged for all callers.
     pub(crate) fn held(&self) -> usize {
         self.process.held()
     }
 
-    /// Returns the limit of all callers in bytes.
+    /// Returns the limit of all callers together, in bytes.
     pub(crate) fn limit(&self) -> usize {
         self.process.limit()
     }
 
-    /// Returns the budgets for a new connection of a caller.
+    /// Creates the accounts of a caller's new connection.
     pub(crate) fn connection(
         &self,
         identity: Option<&Identity>,
@@ -158,18 +159,18 @@ impl Memory {
     }
 }
 
-/// Memory budgets of one connection. Clones share them.
+/// Memory accounts to which one connection and its requests are charged. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionMemory {
-    /// Bytes of the caller's requests.
+    /// Account of the requests on this connection.
     requests: Account,
-    /// Bytes of the caller's connections.
+    /// Account of all connections of the caller.
     connections: Account,
     metrics: Arc<HttpMetrics>,
 }
 
 impl ConnectionMemory {
-    /// Charges bytes for requests of the connection.
+    /// Charges bytes for a request on the connection.
     ///
     /// # Errors
     /// When the budget has no room, which is counted.
@@ -177,7 +178,7 @@ impl ConnectionMemory {
         self.counted(of, self.requests.take(bytes))
     }
 
-    /// Grows a permit of [`Self::take`].
+    /// Charges further bytes to a permit of [`Self::take`].
     ///
     /// # Errors
     /// When the budget has no room, which is counted.
@@ -185,7 +186,7 @@ impl ConnectionMemory {
         self.counted(of, permit.grow(bytes))
     }
 
-    /// Charges the windows of the connection itself: a share of the caller's remaining budget between `least` and
+    /// Charges the HTTP receive windows of the connection: a share of the caller's remaining budget between `least` and
     /// `most`, so that a caller with few connections has large windows, and one with many has small ones.
     ///
     /// # Errors
@@ -216,7 +217,7 @@ impl ConnectionMemory {
         self.counted(Use::Upstream, self.connections.take(bytes))
     }
 
-    /// Charges the memory of a tunnel of the connection.
+    /// Charges a tunnel of the connection.
     ///
     /// # Errors
     /// When the budget has no room, which is counted.

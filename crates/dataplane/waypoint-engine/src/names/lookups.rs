@@ -1,4 +1,4 @@
-//! DNS look-ups: cached, limited in number, and shared by all that wait for the same name.
+//! DNS lookups: cached, limited in number, and shared by all requests that wait for the same name.
 
 use std::{
     collections::HashMap,
@@ -14,24 +14,24 @@ use ambit_proxy::ResolveError;
 use parking_lot::Mutex;
 use tokio::sync::{OnceCell, Semaphore};
 
-/// Maximum cached names.
+/// Maximum number of cached names.
 const MAX_NAMES: usize = 4096;
-/// Maximum lookups in flight.
+/// Maximum number of concurrent DNS lookups.
 const MAX_LOOKUPS: usize = 64;
-/// Maximum lookups in flight of one caller.
+/// Maximum number of concurrent DNS lookups for one caller.
 const MAX_LOOKUPS_PER_CALLER: usize = 8;
-/// Timeout of a lookup.
+/// Timeout of a DNS lookup.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
-/// Minimum TTL of an answer.
+/// Minimum time for which an answer is cached, even if its TTL is shorter.
 const MIN_TTL: Duration = Duration::from_secs(1);
 pub(super) const MAX_TTL: Duration = Duration::from_secs(60);
-/// Cache time of a failure.
+/// Time for which a failed lookup is cached.
 const FAILURE_TTL: Duration = Duration::from_secs(1);
 
-/// Addresses of a name, at least one.
+/// Cached result of a lookup: at least one address, or the failure.
 pub(crate) type Known = Result<Arc<[IpAddr]>, ResolveError>;
 
-/// Error of a caller at its limit of lookups.
+/// Error of a caller that has too many lookups in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the caller has {MAX_LOOKUPS_PER_CALLER} look-ups of names in flight")]
 pub(crate) struct TooManyLookups;
@@ -39,7 +39,7 @@ pub(crate) struct TooManyLookups;
 /// Identity and address of a caller.
 pub(crate) type Caller = (Option<Identity>, IpAddr);
 
-/// Cache and look-up slots of one group of names.
+/// Cache and limits of one group of names: those of objects, or those that clients choose.
 #[derive(Debug)]
 pub(super) struct Lookups {
     known: Mutex<HashMap<ArcStr, (Instant, Known)>>,
@@ -48,15 +48,15 @@ pub(super) struct Lookups {
     callers: Callers,
 }
 
-/// Lookups in flight by caller.
+/// Number of lookups in flight for each caller.
 #[derive(Clone, Debug, Default)]
 struct Callers(Arc<Mutex<HashMap<Caller, usize>>>);
 
-/// Lookup in flight, counted for its caller.
+/// Lookup in flight, which counts towards the limit of the caller that started it.
 #[derive(Debug)]
 struct Lookup {
     outcome: OnceCell<(Instant, Known)>,
-    /// Permit of the caller, released on drop.
+    /// Slot in the caller's limit, released on drop.
     _of_caller: Option<CallerSlot>,
 }
 
@@ -92,7 +92,7 @@ impl Drop for CallerSlot {
     }
 }
 
-/// Waiter of a lookup; dropping the last one cancels it.
+/// Request that waits for a lookup. The lookup is cancelled when the last one is dropped.
 struct Waiting<'a> {
     lookups: &'a Lookups,
     host: &'a str,
@@ -122,10 +122,11 @@ impl Lookups {
         }
     }
 
-    /// Returns the addresses of a host, from the cache or by `look_up`. Look-ups for a caller are limited; those for
-    /// objects are not.
+    /// Returns the addresses of a host, from the cache or by `look_up`. A caller's lookups are limited; without caller,
+    /// for names of objects, they are not.
     ///
-    /// # Errors When the caller is at its limit.
+    /// # Errors
+    /// When the caller is at its limit.
     pub(super) async fn get<F>(
         &self,
         host: &str,
@@ -152,7 +153,7 @@ impl Lookups {
         Ok(known.clone())
     }
 
-    /// Joins the host's lookup in flight, or starts one.
+    /// Waits with others for the host's lookup in flight, or starts one.
     fn join<'a>(
         &'a self,
         host: &'a str,
@@ -210,7 +211,7 @@ impl Lookups {
         (Instant::now() + good, known)
     }
 
-    /// Caches a name; a full cache evicts the name that expires first.
+    /// Caches the result of a lookup. A full cache evicts the name that expires first.
     fn remember(&self, host: ArcStr, until: Instant, known: Known) {
         let mut all = self.known.lock();
         if all.len() >= MAX_NAMES {

@@ -25,13 +25,13 @@ use crate::{
 
 /// Maximum size of the response to a plugin's call, in bytes.
 pub(super) const MAX_ANSWER: usize = 1 << 20;
-/// Default timeout of a plugin's call.
+/// Timeout of a plugin's call that sets none.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 /// gRPC status UNAVAILABLE, for calls that failed.
 pub(super) const UNAVAILABLE: u32 = 14;
 const DEADLINE_EXCEEDED: u32 = 4;
 
-/// Reason why a call has no response.
+/// Reason why a plugin's call has no response.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failed {
     #[error(
@@ -59,7 +59,7 @@ pub(super) enum Failed {
     Exhausted(#[from] Exhausted),
 }
 
-/// Makes a call, and passes the response or an empty one to the plugin.
+/// Makes a plugin's call and returns the response, or an empty one if the call has failed.
 pub(super) async fn make(
     shard: &Shard,
     plugin: &WaypointExtension,
@@ -143,7 +143,8 @@ async fn answer(
     })
 }
 
-/// Counts and charges a call on behalf of a request's caller, until the value is dropped.
+/// Counts a call as in flight and charges it to the caller of the causing request, until the returned permits are
+/// dropped; `None` for a call that the plugin makes on its own.
 pub(super) fn begin(
     shard: &Shard,
     plugin: &WaypointExtension,
@@ -171,7 +172,7 @@ impl From<CollectError> for Failed {
     }
 }
 
-/// Returns the HTTP request of a call.
+/// Builds the HTTP request of a plugin's call.
 pub(super) fn request(
     call: Call,
     service: &NamespacedHostname,
@@ -232,7 +233,7 @@ pub(super) fn request(
     Ok(request)
 }
 
-/// Frames a gRPC message.
+/// Adds the gRPC length prefix to a message.
 pub(super) fn framed(message: &[u8]) -> Option<Bytes> {
     grpc_frame::framed(message).map(Bytes::from)
 }
@@ -244,15 +245,15 @@ fn with_trailers(body: Bytes, trailers: HeaderMap) -> Body {
     body.map_err(|never| match never {}).boxed_unsync()
 }
 
-/// Returns the gRPC status in headers or trailers, if there is one.
+/// Parses the gRPC status in headers or trailers, if they contain one.
 pub(super) fn grpc_status(of: &HeaderMap) -> Option<(u32, String)> {
     let status = of.get("grpc-status")?.to_str().ok()?.parse().ok()?;
     let text = of.get("grpc-message").and_then(|text| text.to_str().ok());
     Some((status, text.unwrap_or_default().to_owned()))
 }
 
-/// Returns the single message of a gRPC response, and the status from the trailers, or from the headers of a response
-/// without a body.
+/// Converts a unary gRPC response: its single message, and the status from the trailers, or from the headers of a
+/// response without body.
 fn of_grpc(head: Head, body: &Bytes, trailers: HeaderMap) -> CallResponse {
     let unknown = || (2, "the response is not valid gRPC".to_owned());
     let mut grpc_status = self::grpc_status(&trailers)
@@ -275,7 +276,7 @@ fn of_grpc(head: Head, body: &Bytes, trailers: HeaderMap) -> CallResponse {
     }
 }
 
-/// Returns the service that a plugin names, if the plugin may call it.
+/// Resolves the upstream that a plugin names to a service, if the plugin may call it.
 pub(super) fn callee(
     plugin: &WaypointExtension,
     text: &str,
@@ -288,7 +289,7 @@ pub(super) fn callee(
     Ok((service, port))
 }
 
-/// Parses the name of a service: Istio's cluster name, or a host and port.
+/// Parses the upstream that a plugin names: Istio's cluster name, or a host and port.
 fn upstream(text: &str, own: &str) -> Result<(NamespacedHostname, u16), Failed> {
     let wrong = || Failed::Upstream(text.chars().take(200).collect());
     let parts: Vec<&str> = text.split('|').collect();

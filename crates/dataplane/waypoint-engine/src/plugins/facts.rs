@@ -1,4 +1,4 @@
-//! Attributes of a request that plugins can read besides its headers, by Envoy's names.
+//! Attributes of a request that plugins can read besides its headers, by Envoy's attribute names.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -6,7 +6,7 @@ use ambit_wasm::{Facts, Value};
 
 use crate::{session::Session, target::Target};
 
-/// Properties of one request.
+/// Values of the attributes of one request.
 pub(crate) struct RequestFacts {
     session: Arc<Session>,
     version: http::Version,

@@ -1,4 +1,4 @@
-//! Loading of modules: fetched on the main thread, and compiled on blocking threads.
+//! Loads plugin modules: fetches them on the main thread, and compiles them on blocking threads.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,14 +17,14 @@ use crate::{
     waypoint::Waypoint,
 };
 
-/// Delay of the first retry of a fetch after a failure; it doubles up to the maximum.
+/// Initial backoff after fetching a module has failed; it doubles up to the maximum.
 const MIN_FETCH_DELAY: Duration = Duration::from_secs(1);
 const MAX_FETCH_DELAY: Duration = Duration::from_secs(120);
 
-/// Maximum concurrent compilations: each takes a thread, and memory of many times the module's size.
+/// Maximum concurrent compilations: each takes a thread, and many times the module's size in memory.
 const MAX_COMPILATIONS: usize = 1;
 
-/// Loads the desired plugins while the process runs.
+/// Loads the modules of new plugin versions, while the process runs.
 pub async fn load(waypoint: Arc<Waypoint>, fetcher: Arc<Fetcher>) {
     let (published, shared) = (&waypoint.published, &waypoint.shared_data);
     let mut changes = published.watch();
@@ -96,11 +96,11 @@ async fn tick(engine: Engine) {
     }
 }
 
-/// Compiler of modules.
+/// Compiler of fetched modules.
 #[derive(Debug)]
 struct Compiler {
     engine: Engine,
-    /// Permits that limit concurrent compilations.
+    /// Permits for concurrent compilations.
     permits: Arc<Semaphore>,
 }
 

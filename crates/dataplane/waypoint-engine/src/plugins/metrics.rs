@@ -1,4 +1,4 @@
-//! Metrics of plugins: those that their modules define, and counters of their failures.
+//! Collects the metrics of plugins: those that their modules define, and counters of failures.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +18,7 @@ use crate::{
     published::Published,
 };
 
-/// Metrics of plugins and of their modules.
+/// Collector of the metrics of plugins and of their modules.
 #[derive(Debug)]
 pub struct PluginMetrics(pub Published);
 
@@ -143,13 +143,14 @@ fn custom(
     Ok(())
 }
 
-/// Converts a counter to a sample value.
+/// Converts a counter to the value of a sample.
 #[expect(clippy::cast_precision_loss, reason = "scrapes carry floating numbers")]
 fn as_float(of: u64) -> f64 {
     of as f64
 }
 
-/// Converts a name to Envoy's form: the prefix `envoy_wasmcustom`, and invalid characters replaced.
+/// Converts the name of a module's metric to Envoy's form: with the prefix `envoy_wasmcustom`, and invalid characters
+/// replaced.
 fn metric_name(name: &str) -> String {
     let plain = |of: char| if of.is_ascii_alphanumeric() { of } else { '_' };
     format!(

@@ -1,5 +1,5 @@
-//! Addresses from which the modules of a namespace's plugins may be fetched: those outside of the mesh, of the namespace's
-//! own Services and pods, and of others that ReferenceGrants allow.
+//! Checks the addresses from which plugin modules are fetched. Plugins of a namespace may use addresses outside of the
+//! mesh, of the namespace's own Services and pods, and of others that ReferenceGrants allow.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -24,16 +24,17 @@ pub(crate) enum SourceError {
     },
 }
 
-/// Namespace for callees of any namespace: the control plane sets it for plugins of the root namespace.
+/// Namespace wildcard among the callees of a plugin, which the control plane sets for plugins of the root namespace.
 const ANYWHERE: &str = "*";
 
-/// Whether a plugin is the administrator's, so that its module may be fetched from Services and pods of all namespaces.
+/// Whether a plugin belongs to the mesh's administrator, so that its module may be fetched from Services and pods of
+/// all namespaces.
 fn is_administrators(plugin: &WaypointExtension) -> bool {
     let mut callees = plugin.callees.iter();
     callees.any(|callee| callee.namespace == ANYWHERE)
 }
 
-/// Check of the addresses from which a namespace's plugins may be fetched.
+/// Egress check for fetching the module of one plugin.
 #[derive(Clone, Debug)]
 pub(super) struct ModuleSources {
     waypoint: Arc<Waypoint>,
@@ -41,7 +42,7 @@ pub(super) struct ModuleSources {
 }
 
 impl ModuleSources {
-    /// Returns the check for a plugin, or `None` if it is the administrator's.
+    /// Returns the egress check for a plugin; `None` if the plugin belongs to the mesh's administrator.
     pub(super) fn of(waypoint: &Arc<Waypoint>, plugin: &WaypointExtension) -> Option<Self> {
         (!is_administrators(plugin)).then(|| Self {
             waypoint: waypoint.clone(),
@@ -53,7 +54,8 @@ impl ModuleSources {
 impl Admission for ModuleSources {
     type Error = SourceError;
 
-    /// Checks an address; fails also if the control plane does not answer whose it is.
+    /// Checks that the module may be fetched from an address; fails also if the control plane does not report to whom
+    /// the address belongs.
     async fn admit(&self, _host: &str, ip: IpAddr) -> Result<(), SourceError> {
         let at = upstream_lookup::learn_address(&self.waypoint, ip).await?;
         may_fetch_at(&self.waypoint.state.table(), &at, &self.plugin)

@@ -1,4 +1,4 @@
-//! gRPC streams that plugins open, to the services that they may call ([`super::calls`]).
+//! gRPC streams that plugins open to the services that they may call ([`super::calls`]).
 
 use std::{
     pin::Pin,
@@ -24,11 +24,11 @@ use crate::{
     waypoint::Shard,
 };
 
-/// gRPC status of streams that their peer ends without a status, or with an invalid one.
+/// gRPC status of a stream that the server ends without a status, or with an invalid one.
 const UNKNOWN: u32 = 2;
 const RESOURCE_EXHAUSTED: u32 = 8;
 
-/// Runs a stream until either side ends it.
+/// Opens a stream, and relays its messages until either side closes it.
 pub(super) async fn keep(
     shard: &Shard,
     plugin: &WaypointExtension,
@@ -84,8 +84,8 @@ async fn open(
     Ok((parts.headers, body, counted))
 }
 
-/// Passes messages to the plugin until the peer ends the stream, and returns the status; `None` when the plugin has
-/// closed the stream.
+/// Passes the server's messages to the plugin until the stream ends, and returns its gRPC status; `None` if the plugin
+/// has closed the stream.
 async fn follow(
     head: http::HeaderMap,
     mut body: Incoming,
@@ -135,7 +135,8 @@ async fn follow(
     Some(end.unwrap_or_else(unknown))
 }
 
-/// Returns the next complete message, or the reason why the stream must end.
+/// Takes the next complete message from the received bytes. The error is the gRPC status with which the stream must
+/// end.
 fn message(waiting: &mut BytesMut) -> Result<Option<Bytes>, (u32, String)> {
     let Some([packed, a, b, c, d]) = waiting.first_chunk::<5>().copied() else {
         return Ok(None);
@@ -156,16 +157,17 @@ fn message(waiting: &mut BytesMut) -> Result<Option<Bytes>, (u32, String)> {
     Ok(Some(waiting.split_to(length).freeze()))
 }
 
-/// Messages that the plugin sends.
+/// Request body with the messages that the plugin sends.
 struct OutgoingMessages {
     messages: Waiting,
     is_over: bool,
 }
 
-/// Queue of messages to send; `None` once the stream has ended.
+/// Queue of messages that the plugin sends; `None` once the stream has ended.
 type Waiting = Arc<Mutex<Option<mpsc::UnboundedReceiver<Message>>>>;
 
-/// Clears the queue when the stream ends: the connection may keep its body until the peer reads.
+/// Guard that clears the queue when the stream ends, since the connection may keep the request body until the server
+/// reads it.
 struct QueueGuard(Waiting);
 
 impl Drop for QueueGuard {
@@ -174,7 +176,7 @@ impl Drop for QueueGuard {
     }
 }
 
-/// Framed message, which counts as unsent until the connection has sent it.
+/// Message with its gRPC length prefix, which counts as unsent until the connection has sent it.
 struct Framed {
     bytes: Bytes,
     _message: Message,

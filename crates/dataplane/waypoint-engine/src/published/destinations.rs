@@ -1,4 +1,4 @@
-//! Destination rules of services.
+//! Store of the destination rules of services.
 
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
@@ -10,11 +10,11 @@ use crate::{
     record_store::{RecordStore, RemovedRecord},
 };
 
-/// Services with a destination policy.
+/// Services with a destination rule (`DestinationRule` or `BackendTLSPolicy`), and the state of their ports.
 #[derive(Debug, Default)]
 pub(super) struct Destinations {
     by_service: HashMap<NamespacedHostname, Arc<RuledService>>,
-    /// Services by the names of resources.
+    /// Service of each record, by xDS resource name.
     services: HashMap<ArcStr, NamespacedHostname>,
 }
 
@@ -27,7 +27,8 @@ impl Destinations {
 impl RecordStore for Destinations {
     type Record = WaypointDestination;
 
-    /// Whether requests wait for the records: a rule may require TLS to endpoints.
+    /// Whether requests wait for the initial records: without them, requests would be sent in plaintext where a rule
+    /// requires TLS.
     const IS_NEEDED: bool = true;
 
     fn put(&mut self, resource: ArcStr, record: WaypointDestination) {

@@ -9,11 +9,11 @@ use serde_json::Value;
 
 use crate::record_store::{RecordStore, RemovedRecord, to_json};
 
-/// Authorization policies in force.
+/// Authorization policies that apply.
 #[derive(Debug, Default)]
 pub(super) struct PolicyStore {
     pub(super) all: Arc<Policies>,
-    /// Keys by the names of resources.
+    /// Policy of each record, by xDS resource name.
     keys: HashMap<ArcStr, PolicyKey>,
 }
 
@@ -40,11 +40,11 @@ impl RecordStore for PolicyStore {
     }
 }
 
-/// JWT rules in force.
+/// JWT rules that apply.
 #[derive(Debug, Default)]
 pub(super) struct AuthenticationStore {
     pub(super) all: Arc<Authentications>,
-    /// Keys by the names of resources.
+    /// JWT rule of each record, by xDS resource name.
     keys: HashMap<ArcStr, PolicyKey>,
 }
 

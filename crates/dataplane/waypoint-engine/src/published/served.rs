@@ -1,4 +1,4 @@
-//! Services that the waypoint serves, with their route tables.
+//! Store of the services that the waypoint serves, with their route tables.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -16,20 +16,20 @@ use serde_json::{Value, json};
 
 use crate::record_store::{RecordStore, RemovedRecord, to_json};
 
-/// Port, and namespace of the clients of a table; `None` for all clients.
+/// Key of a route table: port, and client namespace with consumer routes; `None` for all other clients.
 type TableKey = (u16, Option<ArcStr>);
 
-/// Service that the waypoint serves.
+/// Service that the waypoint serves, with its routes.
 #[derive(Debug)]
 pub struct Served {
     /// Name of the service.
     pub name: NamespacedHostname,
-    /// Whether each request selects a host below the service's wildcard.
+    /// Whether the service is a wildcard whose hosts the waypoint resolves by DNS, as each request names them.
     pub resolves_hosts: bool,
-    /// Grants for pods of other namespaces, to which the service's attachments apply.
+    /// ReferenceGrants of other namespaces that let the service's attachments apply to requests to their pods.
     grantors: Vec<PodGrant>,
     routes: Vec<HttpRoute>,
-    /// Route tables of the called ports, by the namespace of their clients.
+    /// Compiled route tables, by port and client namespace.
     tables: Mutex<HashMap<TableKey, Arc<RouteTable>>>,
     tls_routes: Vec<StreamRoute>,
     tcp_routes: Vec<StreamRoute>,
@@ -50,8 +50,8 @@ impl Served {
         }
     }
 
-    /// Whether the service's attachments apply to requests to a pod that is one of its endpoints: a pod of its own
-    /// namespace, or of a namespace that permits it by ReferenceGrant.
+    /// Whether the service's attachments apply to requests to one of its endpoint pods: a pod of the service's
+    /// namespace, or of a namespace whose ReferenceGrant permits that.
     pub(crate) fn concerns_pod(&self, pod: &WorkloadRef) -> bool {
         let is_granted = |grant: &PodGrant| {
             let is_pod = grant.pod.is_empty() || grant.pod.as_str() == pod.name();
@@ -65,7 +65,7 @@ impl Served {
         &self.routes
     }
 
-    /// Returns the published TLS routes, which match by SNI.
+    /// Returns the published TLS routes, which match the SNI.
     pub(crate) fn tls_routes(&self) -> &[StreamRoute] {
         &self.tls_routes
     }
@@ -75,8 +75,8 @@ impl Served {
         &self.tcp_routes
     }
 
-    /// Returns the routes of a port for a client of a namespace: the namespace's consumer routes if it has any, else
-    /// the producer routes.
+    /// Returns the HTTP route table of a port for clients of this namespace: the namespace's consumer routes if it has
+    /// any, else the producer routes.
     pub fn routes(&self, port: u16, client: Option<&str>) -> Arc<RouteTable> {
         let is_own = |route: &&HttpRoute| {
             client.is_some() && route.clients.as_deref() == client && concerns(route, port)
@@ -90,7 +90,7 @@ impl Served {
             .clone()
     }
 
-    /// Returns the routes of connections to a port for a client of a namespace.
+    /// Returns the TCP or TLS routes of a port for clients of this namespace; `None` if there are none.
     pub fn stream_routes(&self, port: u16, client: Option<&str>) -> Arc<StreamTable> {
         let mut routes = self.tls_routes.iter().chain(&self.tcp_routes);
         // All clients without consumer routes share one table.
@@ -106,7 +106,7 @@ impl Served {
             .clone()
     }
 
-    /// Iterates over the backends of all routes including mirrors.
+    /// Iterates over the backends and mirrors of all routes.
     pub(super) fn backends(&self) -> impl Iterator<Item = &NamespacedHostname> {
         let rules = || self.routes.iter().flat_map(|route| &route.rules);
         let backends = || rules().flat_map(|rule| &rule.backends);
@@ -125,11 +125,11 @@ impl Served {
     }
 }
 
-/// Served services, by name.
+/// Services that the waypoint serves, by name.
 #[derive(Debug, Default)]
 pub(super) struct Services {
     by_name: HashMap<NamespacedHostname, Arc<Served>>,
-    /// Service names by resource name.
+    /// Service of each record, by xDS resource name.
     names: HashMap<ArcStr, NamespacedHostname>,
 }
 

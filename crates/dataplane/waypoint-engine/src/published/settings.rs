@@ -1,4 +1,4 @@
-//! Settings of the waypoint's Gateway.
+//! Store of the settings of the waypoint's Gateway.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::record_store::{RecordStore, RemovedRecord, to_json};
 #[derive(Debug, Default)]
 pub(super) struct Settings {
     pub(super) gateway: Arc<WaypointGateway>,
-    /// Egress guard, which receives the allowed addresses.
+    /// Egress guard, which is updated with the addresses that the Gateway allows.
     pub(super) guard: Guard,
 }
 
@@ -27,7 +27,8 @@ impl RecordStore for Settings {
         self.gateway = Arc::new(record);
     }
 
-    /// Keeps the settings for requests in flight: the waypoint's pods are about to be terminated.
+    /// Keeps the settings after the Gateway was deleted, for requests in flight: the waypoint's pods are about to be
+    /// terminated.
     fn remove(&mut self, _resource: &ArcStr) -> Option<RemovedRecord> {
         None
     }

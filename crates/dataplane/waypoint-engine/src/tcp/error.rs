@@ -1,4 +1,4 @@
-//! Reasons why a connection is not relayed.
+//! Errors of connections that the waypoint does not relay.
 
 use ambit_l7::authz::HttpDecision;
 use http::StatusCode;
@@ -6,7 +6,7 @@ use http::StatusCode;
 use super::routed::RouteError;
 use crate::{destination::NoUpstream, session::Misdirected, upstream::UpstreamError};
 
-/// Reason why a connection is not relayed.
+/// Reason why the waypoint does not relay a connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TcpError {
     #[error("{0}")]

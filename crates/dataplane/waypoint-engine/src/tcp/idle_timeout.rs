@@ -1,4 +1,4 @@
-//! Idle timeout of a TCP connection.
+//! Idle timeout of relayed TCP connections.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Idle timeout of a connection.
+/// Idle timeout of one connection; `None` never expires.
 #[derive(Debug)]
 pub(super) struct IdleTimeout(Option<Limited>);
 
@@ -15,12 +15,12 @@ pub(super) struct IdleTimeout(Option<Limited>);
 struct Limited {
     most: Duration,
     began: Instant,
-    /// Time of the last byte, in milliseconds since the start.
+    /// Time of the last relayed byte, in milliseconds since the connection began.
     last: AtomicU64,
 }
 
 impl IdleTimeout {
-    /// Starts the timeout; without a limit it never expires.
+    /// Starts the idle timeout of a connection; without a limit it never expires.
     pub(super) fn of(most: Option<Duration>) -> Self {
         Self(most.map(|most| Limited {
             most,
@@ -29,7 +29,7 @@ impl IdleTimeout {
         }))
     }
 
-    /// Records that a byte arrived.
+    /// Restarts the timeout, since a byte was relayed.
     pub(super) fn restart(&self) {
         if let Some(limited) = &self.0 {
             let since = limited.began.elapsed().as_millis();
@@ -38,7 +38,7 @@ impl IdleTimeout {
         }
     }
 
-    /// Completes when the connection has been idle for too long.
+    /// Completes when no byte has been relayed for the idle timeout.
     pub(super) async fn expired(&self) {
         let Some(limited) = &self.0 else {
             return std::future::pending().await;

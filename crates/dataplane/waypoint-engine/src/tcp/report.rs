@@ -1,4 +1,4 @@
-//! Telemetry of a connection that is not HTTP: metric labels when it opens, its access log line when it ends.
+//! Telemetry of a connection that is not HTTP: metrics when it opens and closes, and its access log.
 
 use std::{
     net::SocketAddr,
@@ -25,7 +25,7 @@ use crate::{
     upstream::UpstreamError,
 };
 
-/// Report on one connection.
+/// Telemetry state of one connection, from its acceptance to its end.
 #[derive(Debug)]
 pub(super) struct ConnectionReport {
     telemetry_config: Option<Arc<TelemetryConfig>>,
@@ -35,12 +35,12 @@ pub(super) struct ConnectionReport {
     sent: AtomicU64,
 }
 
-/// Upstream of a connection, as far as it was resolved.
+/// Endpoint and service of a connection, as far as they were resolved.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ConnectionRoute<'a> {
     pub(super) sni: Option<&'a str>,
     pub(super) endpoint: Option<SocketAddr>,
-    /// Service of the connection.
+    /// Service that the connection was forwarded to.
     pub(super) service: Option<&'a Arc<Service>>,
 }
 
@@ -54,24 +54,24 @@ impl<'a> ConnectionRoute<'a> {
     }
 }
 
-/// End of a connection.
+/// Result of a connection for its access log.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionEnd {
     pub(super) flags: ResponseFlags,
     /// Reason why the waypoint closed the connection.
     pub(super) termination: Option<String>,
-    /// Reason why the endpoint could not be connected to.
+    /// Reason why connecting to the endpoint failed.
     pub(super) failure: Option<String>,
-    /// The AUDIT policy that matched.
+    /// AUDIT policy that matched the connection.
     pub(super) audited_by: Option<String>,
-    /// Whether the waypoint refused the connection, or closed it because of a policy.
+    /// Whether the waypoint rejected the connection, or a policy change closed it.
     pub(super) is_refused: bool,
     /// Policy that denied the connection.
     pub(super) policy: Option<String>,
 }
 
 impl ConnectionEnd {
-    /// Describes the failure of a connection.
+    /// Describes a connection that ended with this error.
     pub(super) fn of(error: &TcpError) -> Self {
         let flagged = |flag: ResponseFlag| Self {
             flags: flag.into(),
@@ -124,17 +124,17 @@ impl ConnectionReport {
         }
     }
 
-    /// Adds bytes of the client.
+    /// Counts bytes received from the client.
     pub(super) fn received(&self, bytes: u64) {
         self.received.fetch_add(bytes, Relaxed);
     }
 
-    /// Adds bytes of the endpoint.
+    /// Counts bytes sent to the client.
     pub(super) fn sent(&self, bytes: u64) {
         self.sent.fetch_add(bytes, Relaxed);
     }
 
-    /// Returns the series of the connection, with the labels known when it opens.
+    /// Returns the metric series of the connection, with overridden labels by the attributes known when it opens.
     pub(super) fn series(
         &self,
         session: &Session,
@@ -151,14 +151,14 @@ impl ConnectionReport {
         traffic.series_as(labels, changed)
     }
 
-    /// Reports that the connection is established.
+    /// Reports the opened connection to readers of flow events.
     pub(super) fn opened(&self, session: &Session, route: ConnectionRoute<'_>) {
         flow::report(session, Event::Opened, route.server(), |flow| {
             flow::measure(flow, 0, 0, self.began.elapsed());
         });
     }
 
-    /// Reports the end of the connection.
+    /// Reports the closed connection: flow event and access log.
     pub(super) fn closed(
         &self,
         session: &Session,
@@ -235,7 +235,7 @@ impl ConnectionReport {
     }
 }
 
-/// Converts a report to the attributes that filters, formats and labels read.
+/// Converts a report to the attributes that filters, log formats and label expressions read, and passes them to `read`.
 fn with_observation<T>(
     session: &Session,
     report: &HttpRequestReport<'_>,

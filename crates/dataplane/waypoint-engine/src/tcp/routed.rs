@@ -1,4 +1,4 @@
-//! Routing of a connection by the routes of its service.
+//! Routes a TCP or TLS connection by the routes of its service.
 
 use ambit_l7::stream::Opening;
 use ambit_model::{ArcStr, RouteName};
@@ -12,19 +12,20 @@ use crate::{
 /// Timeout for the ClientHello on ports that route by SNI.
 const CLIENT_HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connection with its destination and the owner of its route.
+/// Connection with the destination that its route selects.
 #[derive(Debug)]
 pub(super) struct Routed {
     pub(super) destination: Destination,
-    /// Owner of the route.
+    /// Owner of the selected route.
     pub(super) by: RouteOwner,
-    /// The client's server name (SNI), if the ClientHello was read.
+    /// SNI of the client, if its ClientHello was read.
     pub(super) sni: Option<String>,
-    /// Whether the port's protocol is undeclared: the connection may only be forwarded while no object requires HTTP.
+    /// Whether the port's protocol is undeclared: the connection may be forwarded only while no policy, JWT rule,
+    /// plugin or rate limit needs HTTP requests.
     pub(super) is_undeclared: bool,
 }
 
-/// Reason why a connection has no usable route.
+/// Reason why no route forwards a connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RouteError {
     #[error("this waypoint does not serve the service any more")]
@@ -52,7 +53,7 @@ pub(crate) enum RouteError {
 }
 
 impl Routed {
-    /// Returns the route of a connection to an undeclared port of the tunnel's target.
+    /// Returns the routing of a connection to a port with undeclared protocol: to the tunnel's target.
     pub(super) fn undeclared() -> Self {
         Self {
             destination: Destination::Target,
@@ -62,12 +63,13 @@ impl Routed {
         }
     }
 
-    /// Returns the object that requires an undeclared port to be HTTP.
+    /// Returns the name of a policy, JWT rule, plugin or rate limit that needs HTTP requests, if the port's protocol is
+    /// undeclared.
     pub(super) fn http_object(&self, session: &Session) -> Option<String> {
         self.is_undeclared.then(|| session.http_object())?
     }
 
-    /// Routes a connection without inspecting its bytes.
+    /// Routes a connection by its service's TCP routes, without reading its bytes.
     pub(super) fn of(session: &Session) -> Result<Self, RouteError> {
         let (destination, by) = choose(session, Opening::Other)?;
         let destination = named(session, destination, None)?;
@@ -79,7 +81,7 @@ impl Routed {
         })
     }
 
-    /// Routes a connection by its ClientHello (SNI).
+    /// Routes a connection by the SNI of its ClientHello.
     pub(super) async fn by_first_message<IO: AsyncRead + Unpin>(
         session: &Session,
         io: &mut Sniffed<IO>,
@@ -102,7 +104,8 @@ impl Routed {
 
 /// Reads the SNI of a connection, if it begins with TLS.
 ///
-/// # Errors When the ClientHello is invalid or not complete in time: the application might still accept it.
+/// # Errors
+/// When the ClientHello is invalid or not complete in time: the application might still accept it.
 pub(super) async fn server_name<IO: AsyncRead + Unpin>(
     io: &mut Sniffed<IO>,
 ) -> Result<Option<String>, RouteError> {
@@ -115,7 +118,7 @@ pub(super) async fn server_name<IO: AsyncRead + Unpin>(
     }
 }
 
-/// Returns the host that a connection to a wildcard names.
+/// Replaces a destination with a wildcard hostname by the host that the SNI names.
 fn named(
     session: &Session,
     destination: Destination,

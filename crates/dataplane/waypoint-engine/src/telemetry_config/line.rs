@@ -1,4 +1,4 @@
-//! Lines of access logs, written to standard output or queued for a collector.
+//! Formats access log lines, and writes them to standard output or queues them for a collector.
 
 use ambit_observation::Observation;
 use ambit_otlp::Line;
@@ -6,11 +6,11 @@ use ambit_telemetry::http::HttpMetrics;
 
 use super::{Item, Log};
 
-/// Trace id and span id.
+/// Trace id and span id to which a log line belongs.
 pub(crate) type SpanNumbers = ([u8; 16], [u8; 8]);
 
 impl Log {
-    /// Writes or queues the line of a request or connection, if the filter selects it.
+    /// Writes or queues the access log line of a request or connection, if the log's filter matches.
     pub(crate) fn write(
         &self,
         of: &Observation<'_>,

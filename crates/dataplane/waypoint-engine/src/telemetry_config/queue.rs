@@ -1,6 +1,6 @@
 //! Bounded queues of spans and log lines for collectors; separate tasks export them in batches.
 //!
-//! Requests never wait for a queue. Items are dropped and counted while it is full, and when the collector refuses
+//! Requests never wait for a queue. Items are dropped and counted while it is full, and when the collector rejects
 //! them. A queue exists as long as some configuration names its collector.
 
 use std::{
@@ -18,20 +18,20 @@ use ambit_telemetry::http::{ExportOutcome, HttpMetrics, Signal};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-/// Maximum spans and lines that wait for one collector.
+/// Maximum number of spans and log lines that wait for one collector.
 const MAX_WAITING: usize = 8192;
-/// Maximum bytes of the spans and lines that wait for one collector, including those of the current export.
+/// Maximum memory of the spans and log lines that wait for one collector, including those being exported, in bytes.
 const MAX_WAITING_BYTES: usize = 16 << 20;
-/// Charged bytes of a span or a line besides its texts, and of each of its attributes.
+/// Bytes counted for a span or log line in addition to its texts, and for each of its attributes.
 const ITEM_BYTES: usize = 256;
 const ATTRIBUTE_BYTES: usize = 64;
 
-/// A span or a log line.
+/// Span or log line for a collector.
 #[derive(Debug)]
 pub(crate) enum Item {
     /// Finished span of a trace.
     Span(Box<Span>),
-    /// Line of an access log.
+    /// Access log line.
     Line(Box<Line>),
 }
 
@@ -59,7 +59,7 @@ impl Item {
     }
 }
 
-/// Bytes of one item, counted at its collector's queue until it is dropped.
+/// Memory of one item, which counts towards the limit of its collector's queue until it is dropped.
 #[derive(Debug)]
 pub(crate) struct ItemCharge {
     waiting: Arc<AtomicUsize>,
@@ -67,7 +67,7 @@ pub(crate) struct ItemCharge {
 }
 
 impl ItemCharge {
-    /// Counts an item, if the queue has room for it.
+    /// Counts the memory of an item; `None` if the limit of its queue is reached.
     fn of(item: &Item, waiting: &Arc<AtomicUsize>) -> Option<Self> {
         let bytes = item.bytes();
         // Added first, so that two callers cannot both take the last bytes.
@@ -86,7 +86,7 @@ impl Drop for ItemCharge {
     }
 }
 
-/// Queue of items for one collector.
+/// Sending half of one collector's queue.
 #[derive(Clone, Debug)]
 pub(crate) struct Queue {
     items: mpsc::Sender<(Item, ItemCharge)>,
@@ -94,7 +94,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Adds a record, or drops it if the queue is full.
+    /// Queues an item, or drops it and counts that if the queue is full.
     pub(crate) fn push(&self, metrics: &HttpMetrics, item: Item) {
         let signal = match item {
             Item::Span(_) => Signal::Traces,
@@ -108,21 +108,21 @@ impl Queue {
     }
 }
 
-/// New queue without an exporter.
+/// Receiving half of a new queue, for which an export task must be started.
 #[derive(Debug)]
 pub(crate) struct NewQueue {
     pub(crate) collector: OtlpCollector,
     pub(crate) items: mpsc::Receiver<(Item, ItemCharge)>,
 }
 
-/// Queue that has senders, and the bytes in it.
+/// Entry in the table of queues: a weak sender, which does not keep the queue open, and the number of queued bytes.
 #[derive(Debug)]
 struct Open {
     items: mpsc::WeakSender<(Item, ItemCharge)>,
     waiting: Arc<AtomicUsize>,
 }
 
-/// Export queues of all collectors.
+/// Export queues of all collectors, one for each.
 #[derive(Debug)]
 pub(crate) struct Exporters {
     open: Mutex<HashMap<OtlpCollector, Open>>,
@@ -144,7 +144,7 @@ impl Default for Exporters {
 }
 
 impl Exporters {
-    /// Returns the queue of a collector.
+    /// Returns the queue of a collector, which is created if no configuration has used it yet.
     pub(super) fn queue(&self, collector: &OtlpCollector) -> Queue {
         let mut open = self.open.lock();
         open.retain(|_, queue| queue.items.strong_count() > 0);
@@ -172,17 +172,17 @@ impl Exporters {
         }
     }
 
-    /// Returns the receiver of new queues for the exporter; once.
+    /// Takes the receiver of new queues, for the task that starts exports; `None` after the first call.
     pub(crate) fn begun(&self) -> Option<mpsc::UnboundedReceiver<NewQueue>> {
         self.waiting.lock().take()
     }
 
-    /// Returns an environment variable that tags may use.
+    /// Returns the value of an environment variable that span tags may use.
     pub(super) fn environment(&self, name: &ArcStr) -> Option<ArcStr> {
         self.environment.lock().get(name).cloned()
     }
 
-    /// Sets the environment of the waypoint.
+    /// Sets the environment variables that span tags may use.
     pub(crate) fn know(&self, environment: impl IntoIterator<Item = (ArcStr, ArcStr)>) {
         self.environment.lock().extend(environment);
     }

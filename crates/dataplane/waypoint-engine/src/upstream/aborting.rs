@@ -1,5 +1,5 @@
-//! Connections to endpoints that are reset when they are dropped during a request: the endpoint then learns at once
-//! that the response is no longer awaited, even if bytes of the request are unread.
+//! Resets a connection to an endpoint that is dropped during a request, so that the endpoint learns at once that nobody
+//! waits for the response, even if it has not read all of the request.
 //!
 //! hyper flushes its buffers before it closes a connection, and would wait indefinitely for an endpoint that reads
 //! nothing. Writes to the endpoint of an abandoned request therefore fail instead of waiting.
@@ -21,23 +21,24 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::Stream;
 use crate::{fair_share::CurrentShare, wire::Additions};
 
-/// State of the HTTP/1.1 request on a connection, and bytes to write in addition to hyper's. Clones share it.
+/// State of the current request on an HTTP/1.1 connection, bytes to write besides hyper's, and CPU share of the
+/// connection. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InUse(Arc<Mutex<State>>, Additions, CurrentShare);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Requests of the connection so far.
+    /// Number of requests that the connection has carried.
     requests: u64,
     is_in_use: bool,
-    /// Whether the response to the last request is no longer awaited.
+    /// Whether the client no longer waits for the response to the current request.
     is_abandoned: bool,
-    /// Task of the connection while the endpoint accepts no bytes.
+    /// Waker of the connection's task, while a write waits for the endpoint.
     writer: Option<Waker>,
 }
 
-/// Guard of a request on a connection. If all clones are dropped before the connection is free for another request, the
-/// request is abandoned.
+/// Guard of the current request on a connection. If all clones are dropped before [`InUse::end`], the request is
+/// abandoned.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestGuard {
     #[expect(dead_code, reason = "dropping it abandons the request")]
@@ -52,17 +53,17 @@ struct Abandoning {
 }
 
 impl InUse {
-    /// Returns the queue of bytes to write in addition to hyper's output.
+    /// Returns the queue of trailers and interim responses to write besides hyper's output.
     pub(crate) fn additions(&self) -> &Additions {
         &self.1
     }
 
-    /// Returns the CPU share of the caller whose request is on the connection.
+    /// Returns the CPU share of the caller whose request uses the connection.
     pub(crate) fn share(&self) -> &CurrentShare {
         &self.2
     }
 
-    /// Starts the next request on the connection.
+    /// Records the start of the next request on the connection.
     pub(crate) fn begin(&self) -> RequestGuard {
         let mut state = self.0.lock();
         state.requests += 1;
@@ -76,17 +77,17 @@ impl InUse {
         }
     }
 
-    /// Marks the request as ended, so that the connection can be reused or upgraded.
+    /// Records the end of the request, so that the connection may be reused or upgraded.
     pub(crate) fn end(&self) {
         self.0.lock().is_in_use = false;
     }
 
-    /// Whether an HTTP/1.1 request is active.
+    /// Whether a request is active on the connection.
     fn is_in_use(&self) -> bool {
         self.0.lock().is_in_use
     }
 
-    /// Fails instead of waiting for the endpoint, if the request is abandoned.
+    /// Turns a pending write into an error if the request is abandoned; otherwise registers the task to be woken then.
     fn unless_abandoned<T>(
         &self,
         cx: &Context<'_>,
@@ -118,12 +119,12 @@ impl Drop for Abandoning {
     }
 }
 
-/// Connection with the state of its current request.
+/// Connection to an endpoint that is reset when it is dropped during a request.
 #[derive(Debug)]
 pub(crate) struct Aborting {
     stream: Stream,
     in_use: InUse,
-    /// Whether the endpoint stopped reading the request.
+    /// Whether the endpoint has stopped reading the request.
     is_write_broken: bool,
 }
 
@@ -136,8 +137,8 @@ impl Aborting {
         }
     }
 
-    /// Holds a request whose endpoint stopped reading: the connection ends after the response was read, or when the
-    /// request is abandoned.
+    /// Turns a failed write of the current request into a pending one, so that hyper still reads the response. The
+    /// connection ends when the response has been read, or the request is abandoned.
     fn hold_failure<T>(
         &mut self,
         cx: &Context<'_>,

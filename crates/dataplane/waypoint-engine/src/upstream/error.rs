@@ -9,7 +9,7 @@ use ambit_route::RouteError;
 
 use crate::{memory::Exhausted, names::TooManyLookups, origination::OriginationError};
 
-/// Reason why an upstream cannot be connected to.
+/// Reason why no connection to an upstream could be opened.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UpstreamError {
     #[error(transparent)]

@@ -3,7 +3,7 @@
 //! An HTTP/1 connection carries one request at a time and returns to the pool when the response has been read
 //! completely; an HTTP/2 connection carries many. Connections are never shared between endpoints or between different
 //! transports to them. HTTP/2 connections are not shared between callers either, since all requests share the
-//! endpoint's receive window: a caller that sends data which the endpoint does not read stalls only its own requests.
+//! endpoint's receive window: a caller whose data the endpoint does not read stalls only its own requests.
 
 mod http2_connections;
 mod key;
@@ -47,23 +47,23 @@ use reuse::{ConnectionUse, MAX_STREAMS};
 const MAX_IDLE: usize = 128;
 /// Interval of scanning the pool for idle connections.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
-/// Number of endpoints with request counters before idle ones are forgotten.
+/// Number of endpoints with request counters from which idle counters are removed.
 const MAX_IDLE_LOADS: usize = 1024;
 /// Receive window of one HTTP/2 response, charged to its caller.
 pub(crate) const STREAM_WINDOW: u32 = 64 << 10;
-/// Receive window of an HTTP/2 connection: as much as all its streams can hold, so that unread responses never block
-/// another response.
+/// Receive window of an HTTP/2 connection: the sum of its streams' windows, so that an unread response never blocks
+/// another.
 const CONNECTION_WINDOW: u32 = MAX_STREAMS * STREAM_WINDOW;
-/// Timeout of waiting for a peer's HTTP/2 settings; they are polled, since hyper does not report them.
+/// Timeout for an endpoint's HTTP/2 SETTINGS. The pool polls for them, since hyper does not report their arrival.
 const SETTINGS_TIMEOUT: Duration = Duration::from_secs(10);
 const SETTINGS_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Sender of requests on one connection.
+/// hyper's sender of requests on one connection.
 #[derive(Debug)]
 enum HttpSender {
-    /// HTTP/1.1 sender of one request at a time.
+    /// HTTP/1.1 sender, of one request at a time.
     Http1(http1::SendRequest<Body>, InUse),
-    /// HTTP/2 sender of concurrent requests.
+    /// HTTP/2 sender, of concurrent requests.
     Http2(http2::SendRequest<Body>),
 }
 
@@ -72,10 +72,11 @@ enum HttpSender {
 pub(crate) struct Checkout {
     sender: HttpSender,
     key: HttpKey,
-    /// Use of the connection including this request; `None` for a connection of a single request.
+    /// Age and number of requests of the connection, including this request; `None` if the connection is for this
+    /// request only.
     life: Option<ConnectionUse>,
     stream: Option<StreamSlot>,
-    /// Receiver of the error of a new HTTP/2 connection.
+    /// Receiver of hyper's error, if a new HTTP/2 connection fails.
     failure: Option<oneshot::Receiver<hyper::Error>>,
 }
 
@@ -96,12 +97,12 @@ impl Idle {
 #[derive(Debug, Default)]
 struct State {
     idle: HashMap<HttpKey, Vec<Idle>>,
-    /// Whether a task is closing idle connections that have expired.
+    /// Whether the task that closes expired idle connections is running.
     is_swept: bool,
     http2: Http2Connections,
-    /// Active requests by endpoint.
+    /// Number of active requests of each endpoint.
     loads: HashMap<SocketAddr, Arc<AtomicUsize>>,
-    /// Number of counters at which idle ones are removed; it grows so that sweeps are rare.
+    /// Number of endpoints from which idle counters are removed next; it grows so that this is rare.
     most_loads: usize,
 }
 
@@ -109,7 +110,7 @@ struct State {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HttpPool(Arc<Mutex<State>>, HeaderLimits);
 
-/// Guard that counts an active request of an endpoint.
+/// Guard that counts an active request at an endpoint, for load balancing.
 #[derive(Debug)]
 pub(crate) struct Load(Arc<AtomicUsize>);
 
@@ -119,7 +120,7 @@ impl Drop for Load {
     }
 }
 
-/// Error of starting HTTP on a connection.
+/// Error of the HTTP handshake on a new connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BeginError {
     #[error(transparent)]
@@ -148,7 +149,7 @@ impl HttpPool {
         Self(Arc::default(), limits)
     }
 
-    /// Takes a pooled connection that may carry another request.
+    /// Takes a pooled connection with this key that may carry another request.
     pub(crate) fn take(&self, key: &HttpKey, limits: &DestinationLimits) -> Option<Checkout> {
         let reuse_limits = ReuseLimits::of(limits);
         let mut state = self.0.lock();
@@ -171,7 +172,7 @@ impl HttpPool {
         })
     }
 
-    /// Starts HTTP on a new connection. HTTP/1.1 runs within the share of its caller.
+    /// Performs the HTTP handshake on a new connection. HTTP/1.1 runs within the CPU share of its caller.
     pub(crate) async fn begin(
         &self,
         key: &HttpKey,
@@ -229,7 +230,7 @@ impl HttpPool {
         })
     }
 
-    /// Shares an HTTP/2 connection with further requests.
+    /// Adds an HTTP/2 connection to the pool for further requests, and returns the slot of its first request.
     fn share(
         &self,
         key: &HttpKey,
@@ -256,7 +257,8 @@ impl HttpPool {
         slot
     }
 
-    /// Starts HTTP/2 on a new connection for one extended CONNECT (RFC 8441), once the endpoint's SETTINGS allow it.
+    /// Performs the HTTP/2 handshake on a new connection for one extended CONNECT (RFC 8441), which the endpoint's
+    /// SETTINGS must allow.
     pub(crate) async fn begin_extended(
         &self,
         key: &HttpKey,
@@ -293,7 +295,7 @@ impl HttpPool {
         })
     }
 
-    /// Counts a request at an endpoint until the value is dropped.
+    /// Counts an active request at an endpoint until the returned guard is dropped.
     pub(crate) fn load(&self, endpoint: SocketAddr) -> Load {
         let mut state = self.0.lock();
         let load = state.loads.entry(endpoint).or_default().clone();
@@ -305,7 +307,7 @@ impl HttpPool {
         Load(load)
     }
 
-    /// Returns the active requests of an endpoint.
+    /// Returns the number of active requests at an endpoint.
     pub(crate) fn load_of(&self, endpoint: SocketAddr) -> usize {
         let state = self.0.lock();
         state
@@ -338,8 +340,8 @@ impl HttpPool {
         }
     }
 
-    /// Closes expired idle connections until none is left: an application without callers has no connections of the
-    /// waypoint.
+    /// Closes expired idle connections until the pool has none, so that an application without callers has no
+    /// connections of the waypoint.
     async fn sweep(self) {
         loop {
             tokio::time::sleep(SWEEP_INTERVAL).await;
@@ -382,13 +384,13 @@ impl State {
 #[derive(Debug)]
 pub(crate) struct SendError {
     pub(crate) error: hyper::Error,
-    /// Request that was not sent at all, so that it can be retried.
+    /// Request of which nothing was sent, so that it can be retried.
     pub(crate) unsent: Option<Request<Body>>,
 }
 
 impl SendError {
-    /// Converts an error. The cause of an unsent request is the failure of its new connection, such as that of an
-    /// endpoint that does not speak HTTP/2.
+    /// Converts hyper's error. If nothing of the request was sent, the cause is the failure of its new connection, such
+    /// as an endpoint that does not speak HTTP/2.
     async fn of(
         mut error: TrySendError<Request<Body>>,
         failure: Option<oneshot::Receiver<hyper::Error>>,
@@ -415,8 +417,8 @@ impl From<TrySendError<Request<Body>>> for SendError {
 }
 
 impl Checkout {
-    /// Sends a request. An HTTP/1.1 connection runs within the caller's share, and returns to the pool when it is
-    /// reusable.
+    /// Sends a request on the connection. An HTTP/1.1 connection runs within the caller's CPU share, and returns to the
+    /// pool when the response has been read.
     ///
     /// # Errors
     /// The request, if nothing of it was sent.

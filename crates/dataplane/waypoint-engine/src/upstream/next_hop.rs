@@ -18,8 +18,8 @@ pub(crate) enum Upstream {
 }
 
 impl Upstream {
-    /// Returns the services whose attachments have been applied to a request to `called`, to be reported to the next
-    /// waypoint; empty if the next hop is not a waypoint.
+    /// Returns the services to name in the CONNECT to a next waypoint, since their attachments have been applied:
+    /// `called` and the route's backend. Empty if the next hop is not a waypoint.
     pub(crate) fn applied_services(&self, called: Option<&NamespacedHostname>) -> AppliedServices {
         let Self::Tunnel(route) = self else {
             return AppliedServices::default();
@@ -50,7 +50,7 @@ impl Upstream {
         }
     }
 
-    /// Returns the endpoint's address, for reports and for avoiding it after a failure.
+    /// Returns the endpoint's address, for telemetry and to exclude the endpoint after a failure.
     pub(crate) fn endpoint(&self) -> SocketAddr {
         match self {
             Self::Plain(address, _) => *address,

@@ -8,13 +8,13 @@ use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 
 use super::next_hop::Upstream;
 
-/// PROXY protocol header. A connection with one carries a single client connection.
+/// PROXY protocol header. A connection that begins with one carries requests of a single client connection.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Preamble(Box<[u8]>);
 
 impl Preamble {
-    /// Returns the header for a client and the address that it called, if the rule requires one. A next waypoint speaks
-    /// HBONE, and receives none.
+    /// Builds the header with the addresses of the client and of its destination, if the rule requires one. A next
+    /// waypoint receives none, since it speaks HBONE.
     pub(crate) fn of(
         policy: &DestinationPolicy,
         upstream: &Upstream,

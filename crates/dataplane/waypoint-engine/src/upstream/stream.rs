@@ -20,17 +20,17 @@ use crate::memory::Permit;
 pub(crate) enum Stream {
     /// Plain TCP stream.
     Plain(TcpStream),
-    /// Stream in a tunnel, with its memory permit.
+    /// HBONE tunnel, with its memory permit.
     Tunnel(
         Box<TunnelIo>,
         #[expect(dead_code, reason = "what it does is to be held")] Option<Permit>,
     ),
-    /// TLS that the waypoint originates.
+    /// TLS that the waypoint originates over another stream.
     Tls(Box<ClientStream<Self>>),
 }
 
 impl Stream {
-    /// Resets the connection on drop, rather than closing it in order.
+    /// Makes the stream reset its connection on drop, instead of closing it gracefully.
     pub(crate) fn reset_on_drop(&mut self) {
         match self {
             Self::Plain(stream) => {

@@ -1,5 +1,5 @@
-//! Amplification by a client's request is bounded: retries of a failing backend; mirrors that are slow, unreachable or
-//! mirror themselves; and redirects, which the waypoint does not follow.
+//! Tests that bound how many requests one client request may cause: retries of a failing backend; mirrors that are
+//! slow, unreachable or mirror themselves; and redirects, which the waypoint does not follow.
 
 use std::sync::{
     Arc,
@@ -22,7 +22,8 @@ use crate::{
 };
 
 const VIP: &str = "10.0.0.1";
-/// Concurrent requests, of which a fifth may be retried at a time, and the retries that the route allows for each.
+/// Number of concurrent requests, and of the retries that the route allows for each. The retry budget allows a fifth of
+/// the requests at a time.
 const REQUESTS: usize = 50;
 const ATTEMPTS: u32 = 5;
 
@@ -63,7 +64,7 @@ async fn retries_to_a_failing_backend_stay_within_budget() {
     assert!(retried <= most, "{retried} retries of {REQUESTS} requests");
 }
 
-/// Returns a route of `web` to itself with these filters.
+/// Builds a route of the service `web` to itself with these filters.
 fn to_itself(world: &World, filters: Vec<HttpFilter>, retry: Option<HttpRetry>) {
     let rule = HttpRouteRule {
         matches: vec![HttpRouteMatch::default()],
@@ -95,7 +96,7 @@ fn mirror(name: &str) -> HttpFilter {
     })
 }
 
-/// Counts mirrored requests with this outcome.
+/// Returns the metric of mirrored requests with this outcome.
 fn mirrored(world: &World, outcome: &str) -> u64 {
     let label = format!("outcome=\"{outcome}\"");
     world.count("ambit_requests_mirrored_total", &[&label])

@@ -1,4 +1,4 @@
-//! Test applications: one that accepts only well-formed requests, and scripted ones.
+//! Test applications: a strict HTTP/1.1 server that accepts only well-formed requests, and scripted servers.
 
 use std::{
     net::SocketAddr,
@@ -16,17 +16,17 @@ use tokio::{
 
 use crate::fixture::listener;
 
-/// Received request, or the reason why it is invalid.
+/// Request that the strict server has received, or the reason why it is malformed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
     Whole {
         head: String,
         body: Vec<u8>,
-        /// Trailers of a chunked body.
+        /// Trailer lines of a chunked body.
         trailers: Vec<String>,
     },
     Malformed(String),
-    /// Request that was incomplete when the connection ended.
+    /// Request whose connection ended before it was complete.
     Cut,
 }
 
@@ -68,14 +68,14 @@ impl Strict {
         }
     }
 
-    /// Returns the requests since the last call.
+    /// Returns the requests received since the last call.
     pub(crate) fn received(&mut self) -> Vec<Received> {
         std::iter::from_fn(|| self.received.try_recv().ok()).collect()
     }
 }
 
-/// Runs a script for each connection, with the number of previous ones. Returns the address, and the connection
-/// counter.
+/// Runs a server that calls a script for each connection, with the number of previous connections. Returns the server's
+/// address, and the connection counter.
 pub(crate) async fn scripted<F: Future<Output = ()> + Send>(
     script: impl Fn(usize, TcpStream) -> F + Send + Sync + 'static,
 ) -> (SocketAddr, Arc<AtomicUsize>) {
@@ -108,7 +108,7 @@ pub(crate) async fn head(stream: &mut TcpStream) {
 
 type Stream = BufReader<TcpStream>;
 
-/// Reads the next request by the strict grammar of RFC 9112; `None` at an end between two requests.
+/// Parses the next request by the strict grammar of RFC 9112; `None` if the connection ends between two requests.
 async fn read(stream: &mut Stream) -> Result<Option<Received>, Received> {
     let mut head = String::new();
     let mut length = None;
@@ -182,7 +182,7 @@ fn request_line(line: &str) -> Result<(), Received> {
     Ok(())
 }
 
-/// Reads a line that ends with CRLF and has no other control character; `None` at the end.
+/// Reads a line that ends with CRLF and has no other control character; `None` at the end of the connection.
 async fn line(stream: &mut Stream) -> Result<Option<String>, Received> {
     let mut bytes = Vec::new();
     stream

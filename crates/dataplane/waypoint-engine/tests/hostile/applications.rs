@@ -1,4 +1,5 @@
-//! Applications that use parts of HTTP which proxies often break: old versions, early and interim responses, trailers.
+//! Tests of applications that use parts of HTTP which proxies often break: old versions, early and interim responses,
+//! trailers.
 
 use std::sync::{
     Arc,
@@ -24,7 +25,7 @@ use crate::{
 
 const VIP: &str = "10.0.0.1";
 
-/// Reads until a text has arrived.
+/// Reads from a stream until this text has arrived.
 async fn expect(stream: &mut (impl tokio::io::AsyncRead + Unpin), text: &str) -> String {
     let mut seen = Vec::new();
     while !seen.ends_with(text.as_bytes()) {

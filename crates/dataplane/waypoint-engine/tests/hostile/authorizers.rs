@@ -1,5 +1,5 @@
-//! Providers of CUSTOM policies: those that respond, and those that hang, send invalid or excessive responses, or
-//! disconnect.
+//! Tests of authorization providers of CUSTOM policies: some respond, others hang, send invalid or excessive responses,
+//! or disconnect.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -66,7 +66,8 @@ fn custom(name: &str, provider: Provider) -> WaypointUpdate {
     WaypointUpdate::Put(record(name), WaypointRecord::from(policy))
 }
 
-/// Runs a gRPC provider that gives every check the same response. Returns the received checks.
+/// Runs a gRPC authorization provider that gives every check the same response. Returns its address and the received
+/// checks.
 async fn of_grpc(
     message: &'static [u8],
     status: Option<&'static str>,
@@ -139,7 +140,8 @@ async fn read_head(stream: &mut TcpStream) -> Option<String> {
     Some(String::from_utf8(head).unwrap().to_ascii_lowercase())
 }
 
-/// Runs an HTTP provider that gives every check the same bytes. Returns the received checks.
+/// Runs an HTTP authorization provider that responds to every check with these bytes. Returns its address and the
+/// received checks.
 async fn answering(answer: &'static [u8]) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let noted = asked.clone();

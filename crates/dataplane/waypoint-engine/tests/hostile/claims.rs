@@ -1,4 +1,4 @@
-//! Headers that identify a caller, forged by clients and applications, in every spelling and position.
+//! Tests of headers that identify a caller, forged by clients and applications in every spelling and position.
 
 use ambit_model::{
     HttpAction, HttpAttribute, HttpCondition, HttpPolicy, HttpRule, HttpValue, PolicyKey,
@@ -30,7 +30,8 @@ const NAMES: &[&str] = &[
     "x-envoy-peer-metadata-id",
 ];
 
-/// Headers that clients may send, except in a spelling that CGI-style applications read as the same variable.
+/// Headers that clients may send, but not with underscores for hyphens, which CGI-style applications read as the same
+/// variable.
 const FORWARDING: &[&str] = &[
     "x-forwarded-for",
     "x-forwarded-proto",
@@ -44,7 +45,7 @@ async fn world() -> (World, Strict) {
     (world, strict)
 }
 
-/// Returns what the application received of the single request.
+/// Returns the single request that the application has received, as text.
 fn got(application: &mut Strict) -> String {
     match &application.received()[..] {
         [Received::Whole { head, trailers, .. }] => format!("{head}{}", trailers.join("\n")),

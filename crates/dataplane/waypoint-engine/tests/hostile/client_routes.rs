@@ -1,4 +1,4 @@
-//! Consumer routes: none of them bypasses the tokens, claims, limits and plugins of the Service to which a request is
+//! Tests that no consumer route bypasses the tokens, claims, limits and plugins of the Service to which a request is
 //! sent.
 
 use std::time::Duration;
@@ -37,7 +37,7 @@ fn tokens(of: &str) -> WaypointUpdate {
     WaypointUpdate::Put(record(of), WaypointRecord::from(authentication))
 }
 
-/// Returns a limit of requests for one path.
+/// Builds a RateLimit of the service `of` for requests to one path.
 fn limit(of: &str, path: &str, requests: u32) -> WaypointUpdate {
     let limit = LocalLimit {
         matches: vec![HttpRouteMatch {
@@ -59,7 +59,8 @@ fn limit(of: &str, path: &str, requests: u32) -> WaypointUpdate {
     WaypointUpdate::Put(record(of), WaypointRecord::from(object))
 }
 
-/// Returns an unsupported plugin that fails open: these tests only need to know whether it is attached.
+/// Builds an unsupported plugin of the service `of` that fails open: these tests only need to know whether it is
+/// attached.
 fn plugin(of: &str) -> WaypointUpdate {
     let extension = WaypointExtension {
         namespace: "ns".into(),

@@ -1,4 +1,4 @@
-//! Metrics of connections that are not HTTP, and of removed policies.
+//! Tests of the metrics of connections that are not HTTP, and of removed policies.
 
 use ambit_model::{HttpAction, HttpPolicy, HttpRule, PolicyKey, WaypointRecord};
 use ambit_testkit::until;

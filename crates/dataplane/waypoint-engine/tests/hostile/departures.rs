@@ -1,4 +1,5 @@
-//! Clients that disconnect while they wait: their requests end within seconds, regardless of what they sent before.
+//! Tests of clients that disconnect while they wait for a response: their requests end within seconds, regardless of
+//! what they sent before.
 
 use std::{
     net::SocketAddr,
@@ -19,17 +20,17 @@ const GET: &[u8] = b"GET /hang HTTP/1.1\r\nHost: web\r\n\r\n";
 /// Number of requests of each kind.
 const REQUESTS: usize = 10;
 
-/// How a client disconnects.
+/// Way in which a client disconnects.
 #[derive(Clone, Copy, Debug)]
 enum Leaving {
-    /// Half-close of the connection.
+    /// Half-close of the connection in the tunnel (FIN).
     Fin,
     /// Reset of the tunnel.
     Reset,
 }
 
-/// Runs an application that reads the header section of a request and nothing more, and never responds. Returns the
-/// counters of received and of open connections.
+/// Runs an application that reads the header section of a request and nothing more, and never responds. Returns its
+/// address, and the numbers of received requests and of open connections.
 async fn hanging() -> (SocketAddr, Arc<AtomicUsize>, Arc<AtomicUsize>) {
     let open = Arc::new(AtomicUsize::new(0));
     let counted = open.clone();

@@ -1,4 +1,4 @@
-//! Applications with invalid or incomplete responses: the client's response, metrics, and retries.
+//! Tests of applications with invalid or incomplete responses: the client's response, metrics, and retries.
 
 use std::{
     net::SocketAddr,
@@ -32,7 +32,7 @@ async fn wait(event: &Notify) {
     timeout(LONG, event.notified()).await.expect("in vain");
 }
 
-/// Runs an application that responds with these bytes and closes.
+/// Runs an application that responds with these bytes and closes the connection.
 async fn answering(bytes: &'static [u8]) -> SocketAddr {
     let application = scripted(move |_, mut stream| async move {
         head(&mut stream).await;
@@ -222,8 +222,8 @@ async fn early_response_is_forwarded() {
 
 // === what is sent again ===
 
-/// Runs a request with two endpoints, the first of which fails; returns the attempts at each, and the client's
-/// response.
+/// Sends a request to a service with two endpoints, of which the first to be tried fails. Returns the number of
+/// attempts, and the statuses that the client received.
 async fn tried(
     request: &[u8],
     fail: impl Fn(TcpStream) + Send + Sync + Copy + 'static,
@@ -254,8 +254,8 @@ async fn tried(
 const BODILESS: &[u8] =
     b"POST / HTTP/1.1\r\nHost: web\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
 
-/// Runs a request over HTTP/2 like [`tried`]. The first attempt is reset for this reason, or the connection is closed
-/// without one.
+/// Sends a request like [`tried`] over HTTP/2. The first endpoint resets the stream for this reason, or closes the
+/// connection without one.
 async fn tried_http2(request: &[u8], reason: Option<h2::Reason>) -> (usize, Vec<u16>) {
     let world = World::new().await;
     let before = Arc::new(std::sync::atomic::AtomicUsize::new(0));

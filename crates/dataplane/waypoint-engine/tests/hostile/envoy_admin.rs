@@ -1,5 +1,5 @@
-//! Envoy's admin interface of a waypoint, which `istioctl proxy-config` reads: all parts of routes and rules are shown
-//! under Envoy's names, in the order of evaluation, and Ambit's own dump stays at its path.
+//! Tests of Envoy's admin interface of a waypoint, which `istioctl proxy-config` reads: all parts of routes and rules
+//! are shown under Envoy's names, in the order of evaluation, and Ambit's own dump stays at its path.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{
     routes::{BACK_VIP, VIP, service, to},
 };
 
-/// Value of a header that a route sets.
+/// Value of a header that a route sets, which dumps must redact.
 const CREDENTIAL: &str = "hunter2";
 
 struct Answer {
@@ -61,7 +61,7 @@ fn rule(path: HttpPathMatch, backends: Vec<HttpBackend>) -> HttpRouteRule {
     }
 }
 
-/// Returns rules in another order than that of their evaluation.
+/// Returns route rules that are not in the order of their evaluation.
 fn rules() -> Vec<HttpRouteRule> {
     let prefix = |text: &str| HttpPathMatch::Prefix(text.into());
     let rewritten = HttpRouteRule {

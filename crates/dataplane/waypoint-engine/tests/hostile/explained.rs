@@ -1,5 +1,6 @@
-//! Explanations predict results of requests: for random meshes of policies, tokens and routes, the prediction of `POST
-//! /explain` is compared with the response, the access log, and the application that receives the request.
+//! Tests that explanations predict the results of requests: for random meshes of policies, tokens and routes, the
+//! prediction of `POST /explain` is compared with the response, the access log, and the application that receives the
+//! request.
 
 mod draws;
 
@@ -37,7 +38,7 @@ const REQUESTS: usize = 5;
 
 const ISSUER: &str = "https://issuer.example";
 
-/// Issuer of tokens with its own key.
+/// Issuer of JWTs, with its signing key.
 struct Issuer(EcdsaKeyPair);
 
 fn encode(bytes: &[u8]) -> String {
@@ -59,7 +60,7 @@ impl Issuer {
         }
     }
 
-    /// Issues a token with this remaining lifetime in seconds.
+    /// Issues a token that expires in `seconds`.
     fn token(&self, seconds: i64) -> String {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
         let expires = i64::try_from(now.as_secs()).unwrap() + seconds;
@@ -75,7 +76,7 @@ impl Issuer {
     }
 }
 
-/// Waypoint with clients, and with applications of the services `web` and `back`.
+/// Waypoint with clients, and applications for the services `web` and `back`.
 struct Scene {
     world: World,
     explainer: Explainer,
@@ -105,8 +106,8 @@ impl Scene {
         }
     }
 
-    /// Publishes another mesh. Returns whether the access log contains queries; it does not while an undecodable object
-    /// hides which parameters are tokens.
+    /// Publishes another random mesh. Returns whether the access log contains queries: it does not while an object that
+    /// cannot be decoded might name query parameters that hold tokens.
     fn publish(&self, draws: &mut Draws) -> bool {
         for policy in draws.policies() {
             self.world.publish(policy);
@@ -137,7 +138,7 @@ impl Scene {
         is_understood
     }
 
-    /// Returns a request of a client, marked with its number.
+    /// Generates a random request of a client, marked with its number.
     fn request(&self, rng: &mut StdRng, number: usize) -> HttpQuery {
         let paths = [
             "/", "/a", "/a/b", "/a/c", "/b", "/a%2Fb", "//a", "/%zz", "/a/../b",
@@ -173,7 +174,7 @@ impl Scene {
         }
     }
 
-    /// Compares the prediction of a request with its status and with the name of the application that received it.
+    /// Compares the prediction of a request with its status and with the application that has received it.
     async fn compare(&mut self, request: &HttpQuery, account: usize) -> (Explanation, u16, String) {
         let (name, client) = &self.clients[account];
         let query = WaypointQuery {
@@ -212,7 +213,7 @@ fn step<'a>(explained: &'a Explanation, kinds: &[StepKind]) -> Option<&'a Step> 
     steps.find(|step| kinds.contains(&step.step))
 }
 
-/// Returns the end of `response_code_details` that the access log has for a decision of policies.
+/// Returns the end of `response_code_details` in the access log that the predicted decision of policies implies.
 fn refusal(explained: &Explanation) -> Option<String> {
     let kinds = [StepKind::Authorization, StepKind::BackendAuthorization];
     let step = step(explained, &kinds).filter(|step| step.result == StepResult::Refused)?;

@@ -1,4 +1,4 @@
-//! Test fixture: a waypoint on a loopback address, its records of the mesh, and clients with tunnels to it.
+//! Test fixture: a waypoint on a loopback address, its records of the mesh, and clients with HBONE tunnels to it.
 
 use std::{
     io::Write,
@@ -52,7 +52,7 @@ pub(crate) const HTTP2: u16 = 81;
 pub(crate) const UNDECLARED: u16 = 82;
 pub(crate) const TCP: u16 = 83;
 
-/// Captured log of all waypoints of this process.
+/// Captured log output of all waypoints of this process.
 static LOG: LazyLock<Log> = LazyLock::new(|| {
     let log = Log::default();
     logging::init_with(LogFormat::Text, "info", log.clone()).unwrap();
@@ -73,7 +73,7 @@ impl Write for Log {
     }
 }
 
-/// Returns the log lines so far that name an address.
+/// Returns the captured log lines that contain an address.
 pub(crate) fn lines_about(address: SocketAddr) -> Vec<String> {
     logging::flush(LONG);
     let log = LOG.0.lock();
@@ -83,7 +83,7 @@ pub(crate) fn lines_about(address: SocketAddr) -> Vec<String> {
     lines.map(str::to_owned).collect()
 }
 
-/// Waypoint and its mesh.
+/// Waypoint under test, with the mesh that it knows.
 pub(crate) struct World {
     pub(crate) pki: Arc<Pki>,
     pub(crate) state: SharedState,
@@ -97,17 +97,17 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Creates a waypoint with a complete configuration and without services.
+    /// Creates a waypoint with a complete configuration that has no services.
     pub(crate) async fn new() -> Self {
         Self::with_env(&[]).await
     }
 
-    /// Creates a world like [`Self::new`] with additional variables.
+    /// Creates a waypoint like [`Self::new`], with additional environment variables.
     pub(crate) async fn with_env(more: &[(&'static str, &'static str)]) -> Self {
         Self::with(more, Pki::new()).await
     }
 
-    /// Creates a world like [`Self::with_env`], with a mesh of these certificates.
+    /// Creates a waypoint like [`Self::with_env`], in a mesh whose certificates come from this PKI.
     pub(crate) async fn with(more: &[(&'static str, &'static str)], pki: Pki) -> Self {
         LazyLock::force(&LOG);
         let mut variables = vec![
@@ -188,19 +188,19 @@ impl World {
             .unwrap();
     }
 
-    /// Publishes a pod or an endpoint, as the control plane does.
+    /// Publishes the record of a pod or endpoint, as the control plane does.
     pub(crate) fn workload(&self, workload: ambit_model::Workload) {
         let update = Update::Workload(Box::new(workload));
         self.state.apply(&mut vec![update]);
     }
 
-    /// Publishes a record of the waypoint, as the control plane does.
+    /// Publishes a waypoint record, as the control plane does.
     pub(crate) fn publish(&self, update: WaypointUpdate) {
         self.published.apply([update]);
     }
 
-    /// Publishes a service at `vip` with an endpoint for each application. Applications have distinct addresses: see
-    /// [`listener`].
+    /// Publishes a service at `vip` with one endpoint per application. Each application has an address of its own
+    /// ([`listener`]).
     pub(crate) fn serve(&self, name: &str, vip: &str, applications: &[SocketAddr]) {
         let ports = [HTTP1, HTTP2, UNDECLARED, TCP];
         let mut service = build::service(name, &[vip], &ports.map(|port| (port, port)));
@@ -228,7 +228,7 @@ impl World {
         ));
     }
 
-    /// Publishes a service at `vip` with an endpoint behind a tunnel to this address.
+    /// Publishes a service at `vip` whose endpoint at `ip` is reached through an HBONE tunnel.
     pub(crate) fn serve_tunnels(&self, name: &str, vip: &str, ip: &str) {
         let mut service = build::service(name, &[vip], &[(TCP, TCP)]);
         service.app_protocols = [(TCP, AppProtocol::Tcp)].into();
@@ -247,7 +247,7 @@ impl World {
         ));
     }
 
-    /// Publishes a service at two addresses, with an endpoint that has two, and one HTTP port.
+    /// Publishes a dual-stack service: two addresses, an endpoint with two addresses, and one HTTP port.
     pub(crate) fn serve_dual(&self, name: &str, vips: [&str; 2], ips: [&str; 2], port: u16) {
         let mut service = build::service(name, &vips, &[(HTTP1, port)]);
         service.app_protocols = [(HTTP1, AppProtocol::Http11)].into();
@@ -266,7 +266,7 @@ impl World {
         ));
     }
 
-    /// Publishes a headless Service that selects the endpoint of `of`, a Service of [`Self::serve`].
+    /// Publishes a headless Service that selects the endpoint of `of`, a Service published by [`Self::serve`].
     pub(crate) fn serve_headless(&self, name: &str, of: &str, application: SocketAddr) {
         let mut service = build::service(name, &[], &[(HTTP1, HTTP1)]);
         service.app_protocols = [(HTTP1, AppProtocol::Http11)].into();
@@ -290,32 +290,32 @@ impl World {
         ));
     }
 
-    /// Connects a client to the waypoint. Returns its connection, which has the client's address.
+    /// Connects a client to the waypoint by HBONE, from an address of the client's own.
     pub(crate) async fn client(&self) -> Client {
         Self::open(self.tls().await).await.unwrap()
     }
 
-    /// Connects a client like [`Self::client`], with other windows.
+    /// Connects a client like [`Self::client`], with these HTTP/2 settings.
     pub(crate) async fn client_within(&self, settings: &Settings) -> Client {
         Self::open_within(self.tls().await, settings).await.unwrap()
     }
 
-    /// Connects a client like [`Self::client`], with another service account.
+    /// Connects a client like [`Self::client`], under another service account.
     pub(crate) async fn client_as(&self, account: &str) -> Client {
         Self::open(self.tls_of(account).await).await.unwrap()
     }
 
-    /// Connects a client with this certificate.
+    /// Connects a client with this certificate to the waypoint.
     pub(crate) async fn client_with(&self, certificate: &WorkloadCert) -> Client {
         self.client_or_refusal(certificate).await.unwrap()
     }
 
-    /// Connects a client with this certificate, unless the waypoint refuses it.
+    /// Connects a client with this certificate; `None` if the waypoint rejects it.
     pub(crate) async fn client_or_refusal(&self, certificate: &WorkloadCert) -> Option<Client> {
         Self::open(self.tls_with(certificate).await).await
     }
 
-    /// Connects a client with another account than [`Self::client`], unless the waypoint refuses it.
+    /// Connects a client under another account than [`Self::client`]; `None` if the waypoint rejects it.
     pub(crate) async fn attacker(&self) -> Option<Client> {
         // The attacker buffers little of what it does not read.
         let settings = Settings {
@@ -348,12 +348,12 @@ impl World {
         })
     }
 
-    /// Opens a client's TLS connection before HTTP/2.
+    /// Opens a client's TLS connection to the waypoint, without HTTP/2 on it.
     pub(crate) async fn tls(&self) -> (tls::TlsStream, SocketAddr) {
         self.tls_of("client").await
     }
 
-    /// Opens a TLS connection of a client with this account.
+    /// Opens the TLS connection of a client with this service account, without HTTP/2 on it.
     pub(crate) async fn tls_of(&self, account: &str) -> (tls::TlsStream, SocketAddr) {
         self.tls_with(&self.pki.cert(&build::identity("ns", account)))
             .await
@@ -370,34 +370,34 @@ impl World {
         (stream, address)
     }
 
-    /// Returns the bytes that are charged to callers, and their limit.
+    /// Returns the bytes that are charged to all callers, and their limit.
     pub(crate) fn memory_budget(&self) -> (usize, usize) {
         self.waypoint.memory_budget()
     }
 
-    /// Returns the address of the waypoint.
+    /// Returns the address at which the waypoint accepts tunnels.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Returns the predictor of responses.
+    /// Returns the waypoint's handler of `POST /explain`.
     pub(crate) fn explainer(&self) -> Explainer {
         Explainer::new(self.waypoint.clone())
     }
 
-    /// Returns the number of counted requests.
+    /// Returns the number of requests that metrics have counted.
     pub(crate) fn metrics_of_requests(&self) -> u64 {
         self.count("istio_requests_total", &[])
     }
 
-    /// Scrapes the waypoint's metrics.
+    /// Returns the waypoint's metrics as text.
     pub(crate) fn metrics(&self) -> String {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
         text
     }
 
-    /// Returns the sum of the samples of a family whose labels contain all of `labels`.
+    /// Returns the sum of a metric's samples whose labels contain all of `labels`.
     pub(crate) fn count(&self, family: &str, labels: &[&str]) -> u64 {
         let text = self.metrics();
         let of_family = |line: &&str| {
@@ -410,13 +410,13 @@ impl World {
         values.sum()
     }
 
-    /// Returns the number of connections rejected for this reason.
+    /// Returns the number of connections that were rejected for this reason.
     pub(crate) fn refused(&self, reason: &str) -> u64 {
         let label = format!("reason=\"{reason}\"");
         self.count("ambit_requests_refused_total", &[&label])
     }
 
-    /// Returns the number of requests with this status and flags.
+    /// Returns the number of requests with this response status and these response flags.
     pub(crate) fn ended(&self, code: u16, flags: &str) -> u64 {
         let (code, flags) = (
             format!("response_code=\"{code}\""),
@@ -426,19 +426,19 @@ impl World {
     }
 }
 
-/// Connection of a client to the waypoint.
+/// HBONE connection of a client to the waypoint.
 pub(crate) struct Client {
     connection: ClientConnection,
     pub(crate) address: SocketAddr,
 }
 
 impl Client {
-    /// Opens a tunnel to an address.
+    /// Opens a tunnel to an address and port.
     pub(crate) async fn tunnel(&self, to: &str, port: u16) -> TunnelIo {
         self.try_tunnel(to, port).await.unwrap()
     }
 
-    /// Opens a tunnel that may be rejected.
+    /// Opens a tunnel; the error is the waypoint's rejection.
     pub(crate) async fn try_tunnel(&self, to: &str, port: u16) -> Result<TunnelIo, TunnelError> {
         let authority = Uri::try_from(format!("{to}:{port}")).unwrap();
         let tunnel = self.connection.tunnel(authority, HeaderMap::new());
@@ -446,7 +446,7 @@ impl Client {
         Ok(tunnel.into_io())
     }
 
-    /// Sends bytes and returns the response up to the end; a reset ends it, too.
+    /// Sends bytes in a new tunnel, and returns the response up to the end of the stream or a reset.
     pub(crate) async fn say(&self, to: &str, port: u16, bytes: &[u8]) -> RawResponse {
         let mut tunnel = self.tunnel(to, port).await;
         // A rejected sender still reads the reason.
@@ -455,7 +455,7 @@ impl Client {
         read_response(tunnel).await
     }
 
-    /// Sends a GET for `/` over HTTP/1.1, and returns the status; 0 without a response.
+    /// Sends `GET /` over HTTP/1.1 in a new tunnel, and returns the status; 0 without a response.
     pub(crate) async fn get(&self, to: &str, port: u16) -> u16 {
         let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
         let response = self.say(to, port, request).await;
@@ -471,11 +471,11 @@ pub(crate) async fn read_response(mut tunnel: TunnelIo) -> RawResponse {
     RawResponse { bytes, ended }
 }
 
-/// Response of the waypoint.
+/// Bytes that the waypoint has sent in response.
 #[derive(Debug)]
 pub(crate) struct RawResponse {
     pub(crate) bytes: Vec<u8>,
-    /// Whether the connection ended in order rather than by a reset.
+    /// Whether the stream ended with FIN, rather than with a reset.
     pub(crate) ended: bool,
 }
 
@@ -484,7 +484,7 @@ impl RawResponse {
         String::from_utf8_lossy(&self.bytes).into_owned()
     }
 
-    /// Returns the statuses of HTTP/1.1 responses.
+    /// Returns the statuses of all HTTP/1.1 responses in the bytes.
     pub(crate) fn statuses(&self) -> Vec<u16> {
         let text = self.text();
         let lines = text.split("HTTP/1.1 ").skip(1);
@@ -492,7 +492,7 @@ impl RawResponse {
     }
 }
 
-/// Binds a listener for an application, each at an address of its own.
+/// Binds a listener for an application, at a loopback address that no other application has.
 pub(crate) async fn listener() -> (TcpListener, SocketAddr) {
     static NEXT: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(2);
     let last = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -503,7 +503,7 @@ pub(crate) async fn listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// Returns a resource name for records.
+/// Returns the xDS resource name of a test's record.
 pub(crate) fn record(name: &str) -> ArcStr {
     arcstr::format!("gw/policy/{name}")
 }

@@ -1,4 +1,4 @@
-//! Floods: memory that one client makes a waypoint hold, and latency that other clients see.
+//! Tests of floods: the memory that one client makes a waypoint hold, and the latency that other clients observe.
 
 mod table;
 
@@ -26,20 +26,20 @@ use crate::{
 };
 use table::{Flood, floods};
 
-/// Address of three applications: a normal one, one that never responds, and one with endless responses.
+/// Service address of three applications: a normal one, one that never responds, and one with endless responses.
 const VIP: &str = "10.0.0.1";
 const HANGS: &str = "10.0.0.2";
 const ENDLESS: &str = "10.0.0.3";
-/// Address of an application that switches to WebSocket and sends without an end, and of one behind tunnels that does
-/// so at once.
+/// Service address of an application that switches to WebSocket and then sends without end, and of a similar one behind
+/// tunnels.
 const SWITCHES: &str = "10.0.0.4";
 const TUNNELS: &str = "10.0.0.5";
 const TUNNELS_IP: &str = "127.0.9.2";
 
-/// Response of an application that switches to WebSocket.
+/// Response by which an application switches to WebSocket.
 const SWITCHED: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
 
-/// TLS handshakes that do not end, each after most of the longest possible ClientHello.
+/// Flood of TLS handshakes that do not end, each after most of the longest possible ClientHello.
 const HALF_OPEN: Half = Half { connections: 500 };
 
 struct Half {
@@ -58,8 +58,7 @@ impl Half {
         [record(&[1, 0, 0xff, 0xff]), rest].concat()
     }
 
-    /// Starts the flood from another source address than that of other clients, since handshakes are limited by
-    /// address.
+    /// Starts the flood from a source address that no other client uses, since handshakes are limited by address.
     fn begin(&self, world: &World, scale: usize, sent: &Sent) -> Vec<AbortOnDrop<()>> {
         let of = 0..self.connections * scale;
         let address = world.address();
@@ -82,7 +81,7 @@ impl Half {
     }
 }
 
-/// Returns the runtime of attackers and their applications. It has a smaller share of this machine than the waypoint,
+/// Creates the runtime of attackers and their applications. It has a smaller share of this machine than the waypoint,
 /// other clients and their application: in production they would run on other machines.
 fn background() -> tokio::runtime::Runtime {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -96,7 +95,7 @@ fn background() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-/// Runs a test during a flood in the background.
+/// Runs a test that gets the background runtime of attackers.
 fn with_background<F: Future<Output = ()>>(test: impl FnOnce(tokio::runtime::Handle) -> F) {
     let background = background();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -107,7 +106,7 @@ fn with_background<F: Future<Output = ()>>(test: impl FnOnce(tokio::runtime::Han
     background.shutdown_background();
 }
 
-/// Bytes that clients have sent.
+/// Number of bytes that attacking clients have sent.
 type Sent = Arc<AtomicU64>;
 
 /// Runs one tunnel of a flood until it ends.
@@ -137,7 +136,7 @@ async fn flow(client: Arc<Client>, flood: &'static Flood, sent: Sent) {
     tokio::join!(writing, reading);
 }
 
-/// Starts a flood that continues until dropped.
+/// Starts a flood that continues until the returned guards are dropped.
 async fn begin_flood(
     world: Arc<World>,
     flood: &'static Flood,
@@ -159,7 +158,7 @@ async fn begin_flood(
         .collect()
 }
 
-/// Sends an HTTP/1.1 request, and returns whether the response is good.
+/// Sends an HTTP/1.1 request, and returns whether the response is as expected; `None` if the tunnel fails.
 async fn request(client: &Client) -> Option<bool> {
     let mut tunnel = client.try_tunnel(VIP, HTTP1).await.ok()?;
     let request = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
@@ -169,13 +168,13 @@ async fn request(client: &Client) -> Option<bool> {
     Some(answer.starts_with(b"HTTP/1.1 200"))
 }
 
-/// Maximum additional latency of other clients during a soak.
+/// Maximum latency that a flood may add to requests of other clients during a soak.
 const MAX_DELAY: Duration = Duration::from_millis(50);
 
-/// Number of other clients' requests, of which the second slowest is compared.
+/// Number of measured requests of other clients, of which the second slowest is compared.
 const REQUESTS: usize = 100;
 
-/// Measures requests of another client, four at a time. Returns their duration and the number of failures.
+/// Sends requests of another client, four at a time. Returns the second longest duration and the number of failures.
 async fn others(client: &Client) -> (Duration, usize) {
     let some = || async {
         let mut all = Vec::new();
@@ -196,7 +195,7 @@ async fn others(client: &Client) -> (Duration, usize) {
     (all[REQUESTS - 2].0, failed)
 }
 
-/// Waits until a flood is blocked, and no more memory is charged for it.
+/// Waits until a flood can send no more, and no more memory is charged for it.
 async fn settled(sent: &Sent) {
     let now = || (sent.load(Relaxed), resident() >> 20);
     let mut last = now();
@@ -211,8 +210,8 @@ async fn settled(sent: &Sent) {
     }
 }
 
-/// Creates a waypoint with this memory limit, and its applications: all but the one that other clients call run in the
-/// background.
+/// Creates a waypoint with this memory limit, and its applications. All of them run in the background, except the one
+/// that other clients call.
 async fn scene(
     memory: &'static str,
     background: &tokio::runtime::Handle,
@@ -229,7 +228,7 @@ async fn scene(
     (world, vec![keep, tunnels])
 }
 
-/// Serves the application that attackers call.
+/// Runs the applications that attackers call.
 async fn attacked(world: Arc<World>) -> AbortOnDrop<()> {
     let (hangs, _) = scripted(|_, mut stream| async move {
         let _read = stream.read(&mut [0; 1024]).await;
@@ -260,17 +259,17 @@ async fn attacked(world: Arc<World>) -> AbortOnDrop<()> {
     tunnels
 }
 
-/// Formats bytes in MiB with one digit.
+/// Formats a number of bytes in MiB, with one digit after the point.
 fn mib(bytes: u64) -> String {
     format!("{}.{}", bytes >> 20, ((bytes & 0xf_ffff) * 10) >> 20)
 }
 
-/// Measurements of floods.
+/// Memory and latency measured during a flood.
 struct Measured {
     sent: u64,
-    /// Growth of the process's memory.
+    /// Growth of the process's memory, in bytes.
     grown: u64,
-    /// Bytes charged to the budget.
+    /// Bytes charged to the waypoint's memory budget.
     charged: usize,
     before: Duration,
     during: Duration,
@@ -313,7 +312,7 @@ async fn measure(
     }
 }
 
-/// Prints a line of the table of `cargo xtask bench floods`.
+/// Prints one flood's line of the table of `cargo xtask bench floods`.
 #[expect(clippy::print_stdout, reason = "a table for who has asked for it")]
 fn print(what: &str, measured: &Measured) {
     let Measured {
@@ -344,17 +343,17 @@ fn assert_within_budgets(world: &World, measured: &Measured) {
     assert_eq!(measured.failed, 0);
 }
 
-/// Returns the flood if requests of others are too slow during it. Only soaks measure this, since other tests share the
-/// machine.
+/// Describes a flood during which requests of other clients are too slow. Only soaks measure latency, since other tests
+/// share the machine.
 fn too_slow(what: &str, measured: &Measured) -> Option<String> {
     let Measured { before, during, .. } = measured;
     (*during >= *before + MAX_DELAY).then(|| format!("{what}: {before:?} -> {during:?}"))
 }
 
-/// Lock of measurements: the process's memory includes all floods.
+/// Lock that lets only one test measure at a time, since the process's memory includes all floods.
 static FLOODING: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// Variable that `cargo xtask bench floods` sets: factor by which floods are larger.
+/// Environment variable that `cargo xtask bench floods` sets: the factor by which floods are larger.
 const SCALE: &str = "AMBIT_FLOODS";
 
 #[test]
@@ -417,7 +416,7 @@ async fn all_floods(background: tokio::runtime::Handle) {
     assert!(slow.is_empty(), "others wait too long: {slow:#?}");
 }
 
-/// Runs alone: other tests use the same clients' budgets.
+/// Checks all floods. The test runs alone, since other tests charge the same clients' budgets.
 #[test]
 fn floods_that_are_not_read_stay_within_budgets() {
     with_background(unread_floods);

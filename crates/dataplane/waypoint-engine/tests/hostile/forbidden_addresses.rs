@@ -1,5 +1,6 @@
-//! No object can make a waypoint call an address that nothing in the mesh may call ([`ambit_egress`]): endpoints of
-//! ServiceEntries, with a tunnel or without, mirrors, collectors, providers of CUSTOM policies and rate-limit services.
+//! Tests that no object can make a waypoint call an address that nothing in the mesh may call ([`ambit_egress`]):
+//! endpoints of ServiceEntries, with a tunnel or without, mirrors, collectors, authorization providers and rate-limit
+//! services.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -181,7 +182,7 @@ async fn own_service(address: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
     (address, count)
 }
 
-/// Returns an endpoint of a ServiceEntry in `target`'s Service.
+/// Publishes an endpoint of a ServiceEntry at the target's address.
 fn entry(world: &World, target: SocketAddr, has_tunnel: bool) {
     world.serve("target", TARGET, &[]);
     let ip = target.ip().to_string();

@@ -1,4 +1,4 @@
-//! HTTP/2 header blocks without an end, inside of a tunnel: they end their connection after the timeout of HTTP/1
+//! Tests of HTTP/2 header blocks without end, inside of a tunnel: their connection ends after the timeout of HTTP/1
 //! header sections.
 
 use ambit_testkit::until;

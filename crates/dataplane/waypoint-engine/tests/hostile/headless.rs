@@ -1,4 +1,4 @@
-//! Services without addresses, called by name: attachments of other Services of the same pods apply.
+//! Tests of Services without addresses that are called by name: attachments of other Services of the same pods apply.
 
 use ambit_model::{HttpOperation, PathPattern, StringMatch};
 

@@ -1,4 +1,4 @@
-//! Malformed and ambiguous HTTP/1 requests.
+//! Tests of malformed and ambiguous HTTP/1 requests.
 
 use ambit_testkit::until;
 use tokio::{
@@ -12,16 +12,16 @@ use crate::{
 };
 
 const VIP: &str = "10.0.0.1";
-/// Bytes that precede headers.
+/// Beginning of a well-formed request, to which a case appends header lines.
 const BEGIN: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\n";
 
-/// Expected outcome for some bytes.
+/// Expected handling of a case's bytes.
 enum Outcome {
-    /// The application serves this many well-formed requests with these bodies.
+    /// Well-formed requests that the application receives, by their bodies.
     Served(&'static [&'static str]),
-    /// The waypoint responds with this status, counted under this reason.
+    /// Response of the waypoint with this status, counted under this reason.
     Refused(u16, &'static str),
-    /// The first request is served, and the rest rejected.
+    /// First request served, and the bytes after it rejected with this status and reason.
     ThenRefused(u16, &'static str),
 }
 use Outcome::{Refused, Served, ThenRefused};

@@ -1,4 +1,4 @@
-//! Invalid HTTP/2 frames of clients: on the connection that carries tunnels, and inside of a tunnel.
+//! Tests of invalid HTTP/2 frames of clients, on the connection that carries tunnels and inside of a tunnel.
 
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -12,7 +12,7 @@ use crate::{
 
 const VIP: &str = "10.0.0.1";
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// HPACK of `GET /` with the host `web`, and of `CONNECT` to the service.
+/// HPACK-encoded header sections: of `GET /` with the host `web`, and of `CONNECT` to the service.
 pub(crate) const GET: &[u8] = b"\x82\x86\x84\x41\x03web";
 const CONNECT: &[u8] = b"\x42\x07CONNECT\x41\x0b10.0.0.1:80";
 
@@ -33,7 +33,7 @@ const FRAME_SIZE_ERROR: u32 = 6;
 const REFUSED_STREAM: u32 = 7;
 const ENHANCE_YOUR_CALM: u32 = 11;
 
-/// Maximum growth of the process's memory.
+/// Maximum growth of the process's memory during an attack, in bytes.
 const GROWTH: u64 = 128 << 20;
 
 pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -45,14 +45,14 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     frame
 }
 
-/// Frames of an attacker: one initial sequence, and then numbered repetitions until the connection is closed or enough
-/// was sent.
+/// Frames that an attacker sends: an initial sequence, and then numbered repetitions until the connection is closed or
+/// enough was sent.
 struct Attack {
     what: &'static str,
     first: Vec<u8>,
     repeated: fn(u32, &[u8]) -> Vec<u8>,
     times: u32,
-    /// Error code of the GOAWAY that ends the connection.
+    /// Expected error code of the GOAWAY that ends the connection.
     ended_with: u32,
 }
 
@@ -167,13 +167,13 @@ fn attacks(request: &[u8]) -> Vec<Attack> {
     ]
 }
 
-/// Errors that the other end has sent.
+/// Response and errors that the waypoint has sent on an HTTP/2 connection.
 #[derive(Debug, Default)]
 pub(crate) struct Observed {
     pub(crate) goaway: Option<u32>,
     pub(crate) resets: Vec<(u32, u32)>,
     pub(crate) headers: usize,
-    /// Whether the first header section began with `:status: 200`, by its index in HPACK's table.
+    /// Whether the first header section begins with `:status: 200` (by its index in HPACK's static table).
     pub(crate) is_success: bool,
 }
 
@@ -289,7 +289,7 @@ async fn invalid_frames_in_a_tunnel_end_only_its_connection() {
     assert!(grown < GROWTH, "{grown} bytes");
 }
 
-/// Sends bytes after the preface, and reads frames until `enough`.
+/// Sends bytes after the connection preface, and reads frames until `enough` returns true.
 async fn say<IO>(io: IO, bytes: &[u8], enough: impl Fn(&Observed) -> bool) -> Observed
 where
     IO: AsyncRead + AsyncWrite + Unpin,

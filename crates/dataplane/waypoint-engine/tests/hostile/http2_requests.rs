@@ -1,5 +1,5 @@
-//! Ambiguous HTTP/2 requests to an HTTP/1.1 application: each is refused, or reaches the application as exactly one
-//! request, without a second one smuggled in it.
+//! Tests of ambiguous HTTP/2 requests to an HTTP/1.1 application: each is rejected, or reaches the application as
+//! exactly one request, without a second one smuggled in it.
 
 use tokio::{io::AsyncWriteExt, time::timeout};
 
@@ -13,36 +13,37 @@ const VIP: &str = "10.0.0.1";
 
 type Bytes = &'static [u8];
 
-/// Difference of a request from `GET /` of the host `web`.
+/// Difference between a case's request and `GET /` of the host `web`.
 #[derive(Clone, Copy, Debug)]
 enum Change {
     Without(Bytes),
-    /// Replaces a field.
+    /// Replaces the value of a header field.
     Set(Bytes, Bytes),
-    /// Appends a field.
+    /// Appends a header field.
     Add(Bytes, Bytes),
-    /// Inserts a field at the beginning.
+    /// Inserts a header field before all others.
     First(Bytes, Bytes),
-    /// Body in one frame.
+    /// Adds a body in one DATA frame.
     Body(Bytes),
-    /// One field after the body, with or without the end of the stream.
+    /// Adds one field after the body, with or without END_STREAM.
     Trailer(Bytes, Bytes),
     OpenTrailer(Bytes, Bytes),
-    /// Data after the end of the stream.
+    /// Adds a DATA frame after END_STREAM.
     LateBody(Bytes),
 }
 
 use Change::{Add, Body, First, LateBody, OpenTrailer, Set, Trailer, Without};
 
-/// Request that the application receives.
+/// Requests that the application is expected to receive.
 #[derive(Clone, Copy, Debug)]
 enum Expected {
     Nothing,
-    /// One request with this first line and this body.
+    /// One request with this request line and this body.
     One(&'static str, Bytes),
-    /// One such request or none: the following error may be detected before or after the request is forwarded.
+    /// One request with this request line and this body, or none: the error that follows may be detected before or
+    /// after the request is forwarded.
     AtMostOne(&'static str, Bytes),
-    /// One request whose header section has this line.
+    /// One request whose header section contains this line.
     Line(&'static str),
     /// One request whose header section has no field of this name.
     NoField(&'static str),
@@ -153,7 +154,7 @@ const CASES: &[(&str, &[Change], Expected)] = &[
     ("a length in trailers", &[Set(b":method", b"POST"), Body(b"abc"), Trailer(b"content-length", b"9")], One("POST / HTTP/1.1", b"abc")),
 ];
 
-/// Returns the frames of a request on stream 1.
+/// Encodes a request with these changes as frames on stream 1.
 fn frames(changes: &[Change]) -> Vec<u8> {
     let mut fields: Vec<(Bytes, Bytes)> = vec![
         (b":method", b"GET"),
@@ -201,7 +202,7 @@ fn frames(changes: &[Change]) -> Vec<u8> {
     bytes
 }
 
-/// Encodes fields in HPACK as literals.
+/// Encodes fields in HPACK, as literals.
 fn block(fields: &[(Bytes, Bytes)]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in fields {
@@ -216,7 +217,7 @@ fn block(fields: &[(Bytes, Bytes)]) -> Vec<u8> {
     block
 }
 
-/// Sends a request in a tunnel of its own. Returns whether the response is a success.
+/// Sends a request in a tunnel of its own. Returns whether the response has status 200.
 async fn send(client: &Client, changes: &[Change]) -> bool {
     let tunnel = client.tunnel(VIP, HTTP1).await;
     let (read, mut write) = tokio::io::split(tunnel);

@@ -1,4 +1,4 @@
-//! Caller with many checks in flight at its own rate-limit service, which never responds.
+//! Tests of a caller with many checks in flight at its own rate-limit service, which never responds.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,14 +20,14 @@ const WEB: &str = "10.0.0.1";
 const LIMITED: &str = "10.0.0.2";
 const PROVIDER: &str = "10.0.0.8";
 const LIMITS: &str = "10.0.0.9";
-/// Number of tunnels, of 100 requests each, that exceeds the limit of checks in flight.
+/// Number of tunnels with 100 requests each, which together exceed the limit of checks in flight.
 const TUNNELS: usize = 11;
 
 fn name(service: &str) -> NamespacedHostname {
     NamespacedHostname::new("ns", build::service(service, &[], &[]).hostname)
 }
 
-/// Returns a CUSTOM policy for `web`.
+/// Builds a CUSTOM policy for the service `web`.
 fn custom(fail_open: bool) -> WaypointUpdate {
     let provider = Provider {
         name: "authz".into(),
@@ -49,7 +49,7 @@ fn custom(fail_open: bool) -> WaypointUpdate {
     WaypointUpdate::Put(record("ask"), WaypointRecord::from(policy))
 }
 
-/// Returns a RateLimit for `limited` that fails open.
+/// Builds a RateLimit for the service `limited` that fails open.
 fn limit() -> WaypointUpdate {
     let global = GlobalLimit {
         place: Ok((name("limits"), HTTP2)),

@@ -1,4 +1,5 @@
-//! Records that reach a waypoint later than its clients, which therefore call targets that it does not serve yet.
+//! Tests of records that reach a waypoint later than its clients, which therefore call targets that it does not serve
+//! yet.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::fixture::{HTTP1, World, listener};
 
-/// Minimum time of an undecided tunnel; an immediate rejection takes much less.
+/// Time after which a tunnel must still wait for its target's record; an immediate rejection takes much less.
 const UNDECIDED: Duration = Duration::from_millis(100);
 
 #[tokio::test]

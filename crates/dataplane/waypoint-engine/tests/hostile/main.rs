@@ -40,6 +40,6 @@ mod trust_domains;
 mod undeclared;
 mod upgrades;
 
-/// Allocator of the waypoint's own process, so that memory measurements are comparable.
+/// Memory allocator of the waypoint program, so that memory measurements are comparable.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

@@ -1,5 +1,5 @@
-//! Requests that exceed a memory budget, and messages with too many fields: refused, counted, and released once their
-//! client has gone.
+//! Tests of requests that exceed a memory budget, and of messages with too many fields: they are rejected and counted,
+//! and their memory is released once their client has disconnected.
 
 use ambit_testkit::until;
 use tokio::{io::AsyncWriteExt, net::TcpStream};
@@ -23,8 +23,8 @@ async fn hangs(_: usize, mut stream: TcpStream) {
     std::future::pending::<()>().await;
 }
 
-/// Returns a request with a field that occurs `times` times: the first request of a connection puts it into HPACK's
-/// table.
+/// Encodes a request in which a field occurs `times` times. The first request of a connection adds the field to HPACK's
+/// dynamic table, and others refer to it.
 fn amplified(number: u32, field: &[u8], times: usize) -> Vec<u8> {
     let mut block = b"\x82\x86\x84\x01\x03web".to_vec();
     if number == 0 {

@@ -1,5 +1,5 @@
-//! Client whose requests make the waypoint call a provider that does not respond: the memory of the calls is charged to
-//! the client, and checks of others at the same provider continue.
+//! Tests of a client whose requests make the waypoint call an authorization provider that does not respond: the memory
+//! of the calls is charged to the client, and checks of other clients at the same provider continue.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,11 +23,11 @@ use crate::{
 
 const WEB: &str = "10.0.0.1";
 const PROVIDER: &str = "10.0.0.9";
-/// Size of bodies for the provider, larger than the window of its connections.
+/// Size of request bodies that the provider checks, larger than the receive window of its connections.
 const BODY: usize = 200 << 10;
-/// Number of requests that exceeds one caller's budget.
+/// Number of requests whose checks exceed one caller's budget.
 const FLOOD: usize = 90;
-/// Memory limit of the waypoint: its budget is 128 MiB, of which a caller has 32.
+/// Memory limit of the waypoint, in bytes: its budget is 128 MiB, of which one caller may use 32.
 const MEMORY: &str = "268435456";
 
 fn custom() -> WaypointUpdate {
@@ -56,7 +56,8 @@ fn custom() -> WaypointUpdate {
     WaypointUpdate::Put(record("ask"), WaypointRecord::from(policy))
 }
 
-/// Runs a provider that reads at most its connection's window of a check, and allows checks that fit.
+/// Runs an authorization provider that reads at most its connection's receive window of a check, and allows checks that
+/// fit in it.
 async fn provider(listener: TcpListener) {
     while let Ok((stream, _)) = listener.accept().await {
         ambit_rt::spawn("provider", allow_small(stream));
@@ -103,7 +104,7 @@ async fn scene() -> (World, Strict) {
     (world, strict)
 }
 
-/// Sends requests with bodies that the provider does not read.
+/// Sends requests whose checks the provider does not read completely.
 async fn flood(client: &Client, requests: usize) -> Vec<ambit_hbone::TunnelIo> {
     let head = format!("POST / HTTP/1.1\r\nHost: web\r\nContent-Length: {BODY}\r\n\r\n");
     let request = [head.as_bytes(), &[b'x'; BODY]].concat();

@@ -1,4 +1,4 @@
-//! Bytes that peers send to a waypoint which does not read them: never more than is charged to the caller.
+//! Tests that peers can send no more bytes to a waypoint that does not read them than are charged to the caller.
 
 use std::{
     future::poll_fn,
@@ -26,12 +26,12 @@ use crate::{
 };
 
 const VIP: &str = "10.0.0.1";
-/// Memory limit of the waypoint, of which a caller's connections may hold a sixteenth.
+/// Memory limit of the waypoint, of which the connections of one caller may use a sixteenth.
 const MEMORY: (&str, &str) = ("AMBIT_MEMORY_LIMIT", "268435456");
-/// Bytes in flight that are neither in a window nor charged: kernel buffers and the first reads of a connection.
+/// Tolerated bytes that are neither in a window nor charged: kernel buffers and the first reads of a connection.
 const SLACK: usize = 1 << 20;
 
-/// Waits until a number no longer grows.
+/// Waits until a counter no longer grows, and returns it.
 async fn settled(number: &AtomicUsize) -> usize {
     let mut every = tokio::time::interval(Duration::from_millis(500));
     every.tick().await;
@@ -80,7 +80,8 @@ async fn unread_tunnels_stay_within_their_charge() {
     drop(flows);
 }
 
-/// Runs an HTTP/2 application with endless responses. Returns a counter of the bytes that it was allowed to send.
+/// Runs an HTTP/2 application with endless responses. Returns its address, and a counter of the bytes that the
+/// waypoint's windows allowed it to send.
 async fn endless() -> (SocketAddr, Arc<AtomicUsize>) {
     let sent = Arc::new(AtomicUsize::new(0));
     let counted = sent.clone();
@@ -140,8 +141,8 @@ async fn unread_http2_responses_stay_within_their_charge() {
 
 const TUNNELS: usize = 60;
 
-/// Runs the server side of tunnels at port 15008 of an address, until the guard is dropped: it sends in each tunnel as
-/// much as it is allowed to, and counts the bytes.
+/// Runs an HBONE server at port 15008 of an address, until the guard is dropped. It sends as much in each tunnel as the
+/// windows allow, and counts the bytes.
 pub(crate) async fn flooding_tunnels(
     world: &World,
     name: &str,

@@ -1,4 +1,4 @@
-//! A client whose certificate is revoked.
+//! Test of a client whose certificate is revoked.
 
 use ambit_testkit::{Pki, build};
 use tokio::{

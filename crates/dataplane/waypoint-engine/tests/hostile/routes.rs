@@ -1,4 +1,5 @@
-//! Requests whose target or host can be read in several ways, with routes in place: the authorized form is forwarded.
+//! Tests of requests with ambiguous targets or hosts at a service with routes: the application receives the authorized
+//! form.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +27,7 @@ use crate::{
     fixture::{Client, HTTP1, TCP, UNDECLARED, World, record},
 };
 
-/// Addresses of the service `web`, which has the routes, and of its backend `back`.
+/// Address of the service `web`, which has routes; followed by that of its backend `back`.
 pub(crate) const VIP: &str = "10.0.0.1";
 pub(crate) const BACK_VIP: &str = "10.0.0.2";
 
@@ -71,7 +72,7 @@ pub(crate) fn rule(
     }
 }
 
-/// Returns a route for all clients, or for those of a namespace.
+/// Builds a route for all clients, or a consumer route for clients of a namespace.
 pub(crate) fn route(clients: Option<&str>, rules: Vec<HttpRouteRule>) -> HttpRoute {
     HttpRoute {
         name: RouteName {
@@ -85,7 +86,7 @@ pub(crate) fn route(clients: Option<&str>, rules: Vec<HttpRouteRule>) -> HttpRou
     }
 }
 
-/// Returns a policy of services, or of the whole waypoint if there are none.
+/// Builds a DENY policy of these services; of the whole waypoint if there are none.
 pub(crate) fn deny(name: &str, of: &[&str], operation: HttpOperation) -> WaypointUpdate {
     let rule = HttpRule {
         operations: vec![operation],
@@ -121,7 +122,7 @@ fn hosts(host: &str) -> HttpOperation {
     }
 }
 
-/// Services `web` and `back` with the requests that their applications receive.
+/// Waypoint with the services `web` and `back`, and the requests that their applications receive.
 pub(crate) struct Scene {
     pub(crate) world: World,
     pub(crate) client: Client,
@@ -165,8 +166,8 @@ impl Scene {
         self.world.publish(update);
     }
 
-    /// Returns the result of an HTTP/1.1 request: its status and location, or the application that received it, with
-    /// target and host.
+    /// Sends an HTTP/1.1 request, and describes the result: status and location, or the application that has received
+    /// it, with target and host.
     pub(crate) async fn ask(&mut self, target: &str, host: &str) -> String {
         let request = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
         let response = self.client.say(VIP, HTTP1, request.as_bytes()).await;
@@ -184,7 +185,7 @@ impl Scene {
         }
     }
 
-    /// Returns the requests that applications have received since the last call.
+    /// Returns the requests that the applications have received since the last call.
     pub(crate) fn got(&mut self) -> Vec<String> {
         let each = [("web", &mut self.web), ("back", &mut self.back)];
         let all = each.into_iter().flat_map(|(name, application)| {
@@ -202,7 +203,7 @@ impl Scene {
     }
 }
 
-/// Targets and hosts with the expected outcome.
+/// Targets and hosts, each with the expected result.
 const SPELLINGS: &[(&str, &str, &str)] = &[
     ("/x", "web", "web /x web"),
     // A denied path in any spelling, whichever rule it would match.
@@ -539,7 +540,8 @@ async fn routes_do_not_chain_within_a_waypoint() {
 #[tokio::test]
 async fn hanging_mirrors_are_bounded_and_delay_no_original() {
     const REQUESTS: usize = 300;
-    /// Number of concurrent requests: one by one, mirrored requests time out before the last is sent on a busy machine.
+    /// Maximum number of concurrent requests: on a busy machine, mirrored requests would time out if all were sent one
+    /// by one.
     const BATCH: usize = 30;
     const MAX_MIRRORED: usize = 256;
     let mut scene = Scene::new().await;

@@ -1,4 +1,4 @@
-//! Spellings of requests that policies deny and limits count: none bypasses either.
+//! Tests that no alternative spelling of a request bypasses policies that deny it or limits that count it.
 
 use std::time::Duration;
 
@@ -150,13 +150,13 @@ fn paths(patterns: &[&str]) -> Vec<PathPattern> {
     texts.collect()
 }
 
-/// Builds a request from its request line and further lines.
+/// Builds a request from its request line and additional header lines.
 fn request(line: &str, lines: &[&str]) -> Vec<u8> {
     let lines: String = lines.iter().map(|line| format!("{line}\r\n")).collect();
     format!("{line} HTTP/1.1\r\nHost: web\r\nConnection: close\r\n{lines}\r\n").into_bytes()
 }
 
-/// Returns the first words of the received requests.
+/// Returns the request lines that the application has received.
 fn came(application: &mut Strict) -> Vec<String> {
     let received = application.received().into_iter();
     let line = |received| match received {

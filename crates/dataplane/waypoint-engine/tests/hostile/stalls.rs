@@ -1,4 +1,4 @@
-//! Clients and applications that do not read, next to others at the same waypoint.
+//! Tests of clients and applications that do not read, while other clients use the same waypoint.
 
 use std::{
     net::SocketAddr,
@@ -24,11 +24,11 @@ use crate::{
 const VIP: &str = "10.0.0.1";
 /// Size of a response that exceeds all windows between a client and an HTTP/2 application.
 const BIG: usize = 64 << 20;
-/// Bytes that other clients send and receive.
+/// Number of bytes that other clients send and receive.
 const SMALL: usize = 200 << 10;
 
 /// Runs an HTTP/2 application with RFC 9113's initial windows: `/big` has an endless response, `/sink` is never read,
-/// and others are echoed with `SMALL` more bytes. Returns the number of active requests.
+/// and others are echoed with `SMALL` more bytes. Returns its address and the number of active requests.
 async fn application() -> (SocketAddr, Arc<AtomicUsize>) {
     let active = Arc::new(AtomicUsize::new(0));
     let counted = active.clone();
@@ -78,7 +78,7 @@ async fn respond_to(request: Request<RecvStream>, mut respond: SendResponse<Byte
     }
 }
 
-/// Sends bytes as the windows allow, and the end.
+/// Sends a number of bytes as the windows allow, and then END_STREAM.
 async fn send_bytes(stream: &mut SendStream<Bytes>, count: usize) -> Result<(), h2::Error> {
     let mut left = count;
     while left > 0 {
@@ -93,8 +93,8 @@ async fn send_bytes(stream: &mut SendStream<Bytes>, count: usize) -> Result<(), 
     stream.send_data(Bytes::new(), true)
 }
 
-/// Opens an HTTP/2 connection of a client to the service, with this initial window; it is closed when the task is
-/// dropped.
+/// Opens an HTTP/2 connection of a client to the service, with this initial window. It is closed when the returned task
+/// is dropped.
 async fn connect(client: &Client, window: u32) -> (SendRequest<Bytes>, impl Sized) {
     let tunnel: TunnelIo = client.tunnel(VIP, HTTP2).await;
     let mut builder = h2::client::Builder::new();
@@ -106,7 +106,7 @@ async fn connect(client: &Client, window: u32) -> (SendRequest<Bytes>, impl Size
     (send, driver)
 }
 
-/// Opens a stream to a path.
+/// Opens a stream for a request to a path.
 async fn open(
     connection: &SendRequest<Bytes>,
     path: &str,
@@ -116,7 +116,7 @@ async fn open(
     connection.send_request(request, false).unwrap()
 }
 
-/// Checks that a request of another client, with a body and a response, succeeds.
+/// Checks that another client's request with a body succeeds.
 async fn other_is_served(client: &Client, what: &str) {
     let exchange = async {
         let (connection, _driver) = connect(client, 65_535).await;
@@ -198,7 +198,8 @@ async fn unread_uploads_do_not_delay_others() {
     .await;
 }
 
-/// Returns the world of a service whose application reports the end of one request, with a stall timeout of a second.
+/// Creates a waypoint with a stall timeout of one second, and a service whose application counts requests that have
+/// ended.
 async fn stalled(response: &'static [u8]) -> (World, Arc<AtomicUsize>) {
     let world = World::with_env(&[("AMBIT_STREAM_STALL_TIMEOUT", "1s")]).await;
     let ended = Arc::new(AtomicUsize::new(0));

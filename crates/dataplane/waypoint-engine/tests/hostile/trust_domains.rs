@@ -1,4 +1,4 @@
-//! Clients of other trust domains.
+//! Tests of clients of other trust domains.
 
 use std::time::{Duration, SystemTime};
 

@@ -1,5 +1,5 @@
-//! Undeclared ports: HTTP is detected by its request line alone, and other bytes reach no application if objects for
-//! requests exist.
+//! Tests of ports with undeclared protocol: HTTP is detected only by a valid request line or the HTTP/2 preface, and
+//! other bytes reach no application if a policy, JWT rule, plugin or rate limit needs HTTP requests.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,7 +24,7 @@ use crate::{
 
 const VIP: &str = "10.0.0.1";
 
-/// First bytes that some lenient server accepts, and that are no request of RFC 9112.
+/// First bytes that some lenient server accepts as a request, but that RFC 9112 does not allow.
 const LENIENT: &[&[u8]] = &[
     b"SET a b\r\n",
     b"NICK foo\r\n",
@@ -60,7 +60,7 @@ const REQUESTS: &[&[u8]] = &[
     b"get /secret HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n",
 ];
 
-/// Application that records all received bytes, and responds to the first ones of each connection.
+/// Application that records all received bytes, and responds to the first bytes of each connection.
 struct Recording {
     address: std::net::SocketAddr,
     received: Arc<Mutex<Vec<u8>>>,
@@ -111,7 +111,7 @@ fn secret_paths() -> HttpPolicy {
     }
 }
 
-/// Returns one object of each kind that requires HTTP, and its name in a refusal.
+/// Returns one object of each kind that needs HTTP requests, the update that removes it, and its name in a rejection.
 fn objects() -> Vec<(WaypointUpdate, WaypointUpdate, &'static str)> {
     let web = NamespacedHostname::new("ns", build::service("web", &[], &[]).hostname);
     let key = |name: &str| PolicyKey::of_record(&format!("ns/{name}"));
@@ -295,7 +295,7 @@ async fn incomplete_request_lines_are_refused_by_name() {
     assert_eq!(application.take(), b"");
 }
 
-/// Publishes a pod behind the waypoint, selected by a service that the waypoint does not serve.
+/// Publishes a pod behind the waypoint which is selected by a service that the waypoint does not serve.
 fn pod_of(
     world: &World,
     name: &str,

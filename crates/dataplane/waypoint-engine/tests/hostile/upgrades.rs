@@ -1,4 +1,4 @@
-//! Upgrades that clients request, and protocol switches that applications make on their own.
+//! Tests of upgrades that clients request, and of protocol switches that applications make on their own.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -17,10 +17,10 @@ use crate::{
 
 const VIP: &str = "10.0.0.1";
 
-/// Bytes that an application has read: request headers, and data after the protocol switch.
+/// Texts that an application has read: header sections of requests, and data after the protocol switch.
 type Read = Arc<Mutex<Vec<String>>>;
 
-/// Reads the next header section, with the body of its declared length.
+/// Reads the next header section with its body of declared length; `None` at the end of the connection.
 async fn next(stream: &mut TcpStream) -> Option<String> {
     let mut read = Vec::new();
     while !read.ends_with(b"\r\n\r\n") {
@@ -35,11 +35,11 @@ async fn next(stream: &mut TcpStream) -> Option<String> {
     Some(head)
 }
 
-/// Key of the requests, except for those with an invalid or missing key.
+/// Header line with the WebSocket key of the tests' requests.
 const KEY: &str = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==";
 
-/// Returns a WebSocket server's accept value for the key in a header section, if there is one. The header name may be
-/// in lower case.
+/// Returns the `Sec-WebSocket-Accept` header for the key in a request's header section, if it has one. The header name
+/// may be in lower case.
 fn accept(head: &str) -> String {
     let lower = KEY.to_ascii_lowercase();
     let Some((_, key)) = head
@@ -54,7 +54,7 @@ fn accept(head: &str) -> String {
     format!("Sec-WebSocket-Accept: {}\r\n", STANDARD.encode(digest))
 }
 
-/// Runs an application that switches protocols on request. Below `/forged/` its response has a wrong key, below
+/// Runs an application that switches protocols on request. Below `/forged/` its response accepts a wrong key, below
 /// `/silent/` none.
 async fn application() -> (SocketAddr, Read) {
     let read = Read::default();

@@ -1,4 +1,4 @@
-//! Policies and calls generated from bytes, with few and short words, so that they often match.
+//! Generates policies and requests from bytes, with few and short words, so that they often match.
 
 use ambit_model::{
     HttpAction, HttpAttribute, HttpCondition, HttpOperation, HttpPolicy, HttpRule, HttpSource,
@@ -10,15 +10,15 @@ use ipnet::IpNet;
 
 use super::super::ServicePort;
 
-/// Target of a call.
+/// Service or pod that a generated request calls.
 #[derive(Clone, Debug)]
 pub(super) enum Called {
     Service(NamespacedHostname),
-    /// A pod, with the services and their ports that forward to it.
+    /// Pod, with the service ports that forward to the called port.
     Pod(Vec<(NamespacedHostname, u16)>),
 }
 
-/// A request or connection that policies decide about.
+/// Generated request or connection that policies evaluate.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     pub(super) is_http: bool,
@@ -36,7 +36,7 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// Returns the case with another port.
+    /// Returns a copy of the request that calls another port.
     pub(super) fn at(&self, port: u16) -> Self {
         Self {
             port,
@@ -44,7 +44,7 @@ impl Call {
         }
     }
 
-    /// The service ports that forward to the pod.
+    /// Returns the service ports that forward to the called pod.
     pub(super) fn ports(&self) -> impl Iterator<Item = ServicePort> {
         let all = match &self.called {
             Called::Service(_) => &[][..],
@@ -56,13 +56,13 @@ impl Call {
         })
     }
 
-    /// Whether a policy is attached to the service that is called.
+    /// Whether a policy is attached to the called service.
     pub(super) fn is_of(&self, policy: &HttpPolicy) -> bool {
         matches!(&self.called, Called::Service(service) if policy.services.contains(service))
     }
 }
 
-/// Source of choices, one a byte; at the end of the bytes always the first choice.
+/// Source of generated choices, which takes one byte for each; at the end of the bytes always the first choice.
 pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
 
 impl Bytes<'_> {
@@ -89,7 +89,7 @@ impl Bytes<'_> {
             .unwrap_or_default()
     }
 
-    /// Returns mostly empty lists, since most fields are unset.
+    /// Generates a short list, mostly empty, since most fields of policies are unset.
     fn few<T>(&mut self, make: impl Fn(&mut Self) -> T) -> Vec<T> {
         let count = match self.up_to(8) {
             7 => 2,

@@ -1,4 +1,4 @@
-//! Tests of the comparison of each attribute.
+//! Tests of the comparison of each attribute with policies.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Comparison of decisions with the naive reference.
+//! Compares decisions with the reference implementation.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Order and scopes of policies, and their reports.
+//! Tests of the order and the scopes of policies, and of their reported decisions.
 
 use super::*;
 

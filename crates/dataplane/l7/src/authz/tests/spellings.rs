@@ -1,5 +1,5 @@
-//! Spellings of `/admin`: each is refused, or authorized as `/admin` is, for every DENY or ALLOW policy, as long as an
-//! application may take it for `/admin`.
+//! Tests of alternative spellings of `/admin`: for every DENY or ALLOW policy, a spelling that an application may take
+//! for `/admin` is rejected, or authorized as `/admin` is.
 
 use ambit_model::PathNormalization;
 use proptest::prelude::*;
@@ -160,7 +160,7 @@ fn other_paths_are_not_denied() {
     }
 }
 
-/// Returns a spelling of a path that a lenient server considers equal.
+/// Generates a spelling of a path that a lenient server considers equal.
 fn spelled(path: &str, how: &[u8]) -> String {
     let mut out = String::new();
     let mut how = how.iter().copied().cycle();

@@ -1,4 +1,5 @@
-//! Filters of a request that a rule forwards to one of its backends: those of the rule, and then those of the backend.
+//! Filters that apply to a request which a rule forwards to one of its backends: those of the rule, and then those of
+//! the backend.
 
 use ambit_model::{HttpFault, HttpMirror, HttpRewrite, Share};
 use http::HeaderMap;
@@ -9,7 +10,7 @@ use super::{
     fault::{Injected, is_drawn},
 };
 
-/// Filters of a rule and a backend together, as described for the module.
+/// Filters of a rule, combined with those of the chosen backend.
 #[derive(Clone, Copy, Debug)]
 pub struct Applied<'a> {
     pub(in crate::route) rule: &'a Filters,
@@ -21,14 +22,13 @@ impl<'a> Applied<'a> {
         std::iter::once(self.rule).chain(self.backend)
     }
 
-    /// Returns the redirect, if there is one. A backend's redirect overrides the rule's rewrite, and the request is not
-    /// forwarded.
+    /// Returns the redirect filter, if there is one. A backend's redirect takes precedence over the rule's rewrite,
+    /// since the request is not forwarded.
     pub fn redirect(self) -> Option<&'a Redirect> {
         self.all().find_map(|filters| filters.redirect.as_ref())
     }
 
-    /// Returns the rewrite of the request: the backend's if both have one. Prefixes refer to the
-    /// original path of the request.
+    /// Returns the URL rewrite: the backend's, else the rule's. Prefixes refer to the original path of the request.
     pub fn rewrite(self) -> Option<HttpRewrite> {
         let all = self.all().filter_map(|filters| filters.rewrite.as_ref());
         all.cloned().reduce(|rule, backend| HttpRewrite {
@@ -43,27 +43,27 @@ impl<'a> Applied<'a> {
             .any(|filters| filters.request.is_some() || filters.rewrite.is_some())
     }
 
-    /// Changes the headers of the request.
+    /// Applies the request-header filters of the rule, and then those of the backend.
     pub fn change_request(self, headers: &mut HeaderMap) {
         for edits in self.all().filter_map(|filters| filters.request.as_ref()) {
             edits.apply(headers);
         }
     }
 
-    /// Modifies response headers.
+    /// Applies the response-header filters of the rule and of the backend.
     pub fn change_response(self, headers: &mut HeaderMap) {
         for edits in self.all().filter_map(|filters| filters.response.as_ref()) {
             edits.apply(headers);
         }
     }
 
-    /// Returns the CORS settings of the response: the backend's, else the rule's.
+    /// Returns the CORS filter: the backend's, else the rule's.
     pub fn cors(self) -> Option<&'a Cors> {
         let of_backend = self.backend.and_then(|filters| filters.cors.as_ref());
         of_backend.or(self.rule.cors.as_ref())
     }
 
-    /// Draws the mirrors of this request.
+    /// Draws which mirrors receive this request, by their fractions.
     pub fn mirrors(self, rng: &mut dyn RngCore) -> Vec<&'a HttpMirror> {
         let all = self.all().flat_map(|filters| &filters.mirrors);
         let drawn = |mirror: &&HttpMirror| {
@@ -81,19 +81,18 @@ impl<'a> Applied<'a> {
         all.filter(drawn).collect()
     }
 
-    /// Draws the fault to inject into one request: the backend's, else the rule's.
+    /// Draws the fault to inject into one request, by the fault filter of the backend, else of the rule.
     pub fn fault(self, rng: &mut dyn RngCore) -> Option<Injected> {
         Injected::draw(self.possible_fault()?, rng)
     }
 
-    /// Returns the fault that may be injected: the backend's, else the rule's.
+    /// Returns the fault filter: the backend's, else the rule's.
     pub fn possible_fault(self) -> Option<&'a HttpFault> {
         let of_backend = self.backend.and_then(|filters| filters.fault.as_ref());
         of_backend.or(self.rule.fault.as_ref())
     }
 
-    /// Returns the Gateway API's names of the filters that apply to a request, in order of
-    /// application.
+    /// Returns the Gateway API's names of the filters, in order of application.
     pub fn names(self) -> Vec<&'static str> {
         let has = |part: fn(&Filters) -> bool| self.all().any(part);
         [

@@ -1,8 +1,8 @@
-//! CORS filter as the Fetch standard defines it and the Gateway API configures it: which origins'
-//! scripts may read responses.
+//! CORS filter, as the Fetch standard defines it and the Gateway API configures it: which origins' scripts may read
+//! responses.
 //!
-//! The waypoint answers preflights itself. Where a rule has this filter, CORS headers of the
-//! application are removed from its responses: an application cannot widen a rule.
+//! The waypoint itself responds to preflights. It removes CORS headers that the application sets, so that an
+//! application cannot extend what a rule allows.
 
 use ambit_model::{ArcStr, HttpCors};
 use http::{
@@ -17,7 +17,7 @@ use http::{
 
 const ANY: &str = "*";
 
-/// CORS headers of applications.
+/// CORS response headers, which are removed from the application's responses.
 const RESPONSE_HEADERS: [HeaderName; 6] = [
     ACCESS_CONTROL_ALLOW_CREDENTIALS,
     ACCESS_CONTROL_ALLOW_HEADERS,
@@ -52,23 +52,23 @@ enum Origin {
     Any,
     Pattern {
         scheme: ArcStr,
-        /// Suffix of the host after a wildcard, or the whole host.
+        /// Host, or the suffix of the host after a wildcard.
         host: ArcStr,
         has_wildcard: bool,
         port: u16,
     },
 }
 
-/// List of names as a header value.
+/// Allowed or exposed names (methods or headers), as a header value.
 #[derive(Debug)]
 enum List {
     Any,
-    /// Only the names in the value; none if `None`.
+    /// Names in this header value; `None` allows no name.
     Only(Option<HeaderValue>),
 }
 
 impl CorsRequest {
-    /// Reads the CORS attributes of an unmodified request.
+    /// Parses the CORS attributes of an unmodified request.
     pub fn of(method: &Method, headers: &HeaderMap) -> Self {
         let one = |name: HeaderName| {
             let mut all = headers.get_all(name).iter();
@@ -92,7 +92,7 @@ impl CorsRequest {
 }
 
 impl Cors {
-    /// Compiles a CORS policy.
+    /// Compiles the settings of a CORS filter.
     ///
     /// # Errors
     /// The text describes the invalid setting.
@@ -111,7 +111,7 @@ impl Cors {
         })
     }
 
-    /// Replaces the CORS headers of a response by those of the filter.
+    /// Replaces the application's CORS headers in a response by those of the filter.
     pub fn change_response(&self, requested: &CorsRequest, headers: &mut HeaderMap) {
         for name in RESPONSE_HEADERS {
             headers.remove(name);
@@ -147,7 +147,7 @@ impl Cors {
         headers.insert(ACCESS_CONTROL_MAX_AGE, self.max_age.clone());
     }
 
-    /// Returns the origin of a request, if it is allowed.
+    /// Returns the request's origin, if the filter allows it.
     fn allowed<'a>(&self, requested: &'a CorsRequest) -> Option<&'a HeaderValue> {
         let origin = requested.origin.as_ref()?;
         let text = origin.to_str().ok()?;
@@ -180,8 +180,8 @@ impl List {
         Ok(Self::Only((!names.is_empty()).then_some(value)))
     }
 
-    /// Returns the header value that allows the requested names: with credentials, `*` would not
-    /// allow all.
+    /// Returns the header value that allows the requested names. With credentials it lists them, since `*` would then
+    /// be a literal name.
     fn allowed(&self, credentials: bool, requested: Option<&HeaderValue>) -> Option<HeaderValue> {
         match self {
             Self::Only(names) => names.clone(),
@@ -236,7 +236,7 @@ impl Origin {
     }
 }
 
-/// Splits an origin into scheme, host and port; without a port, the scheme's default.
+/// Splits an origin into scheme, host and port; a missing port is the scheme's default.
 fn parts(text: &str) -> Option<(&str, &str, u16)> {
     let (scheme, rest) = text.split_once("://")?;
     let well_known = match scheme {
@@ -254,7 +254,7 @@ fn parts(text: &str) -> Option<(&str, &str, u16)> {
     }
 }
 
-/// Whether a text can be a host or its suffix: it has no character that ends a host.
+/// Whether a text can be a host or its suffix: it has no character that would end a host.
 fn is_host(text: &str) -> bool {
     let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     let literal = text

@@ -1,4 +1,4 @@
-//! Fault injection: the delay of a request, and the response in place of the application's.
+//! Fault injection: delays a request, or responds in place of the application.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use rand::{Rng as _, RngCore};
 /// Fault that is injected into one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Injected {
-    /// Delay before routing.
+    /// Delay before the request is sent.
     pub delay: Option<Duration>,
-    /// Response status after the delay.
+    /// Status of the response to an aborted request, after the delay.
     pub abort: Option<FaultStatus>,
 }
 
-/// Draws whether a request is in the fraction.
+/// Draws whether a request belongs to a fraction.
 pub(super) fn is_drawn(share: Share, rng: &mut dyn RngCore) -> bool {
     let Share {
         numerator,

@@ -1,4 +1,4 @@
-//! Tests of filters on requests, and of filters that are refused.
+//! Tests of filters on requests, and of invalid filters.
 
 use ambit_model::HttpCors;
 use proptest::prelude::*;
@@ -15,7 +15,7 @@ fn request_of(path: &str, prefix: usize) -> MatchedPath<'_> {
     }
 }
 
-/// Checks the specification's table of prefix replacements.
+/// Checks the Gateway API's table of prefix replacements.
 #[test]
 fn prefixes_are_replaced_as_specified() {
     for (path, prefix, with, expected) in [
@@ -208,7 +208,7 @@ fn contradictory_and_forbidden_filters_are_refused() {
 }
 
 proptest! {
-    /// Checks that every rewritten path is normalized, or the request refused.
+    /// Checks that every rewritten path is normalized, or the request is rejected.
     #[test]
     fn rewritten_paths_are_normalized(path in "/[a-c./%2e;\\\\]{0,12}", with in "/?[a-c./%2f;\\\\]{0,8}", prefix in 0..12_usize) {
         let Ok(normal) = path::normalize(&path, BASE) else { return Ok(()) };
@@ -219,7 +219,7 @@ proptest! {
         }
     }
 
-    /// Checks that no path escapes the replacement of its prefix under any application's interpretation.
+    /// Checks that no application interprets a rewritten path as one outside of the replacement prefix.
     #[test]
     fn a_rewritten_path_stays_below_the_new_prefix(rest in "(/[a.%2e;\\\\]{0,4}|/%2[ef]|/\\.\\.){0,4}") {
         let path = format!("/old{rest}");

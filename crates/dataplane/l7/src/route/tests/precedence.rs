@@ -1,5 +1,5 @@
-//! Compares the route table with a naive implementation of the Gateway API's precedence: of all
-//! matches that apply, the best one, pair by pair.
+//! Compares the route table with a naive implementation of the Gateway API's precedence, which compares all matching
+//! rules pairwise.
 
 use std::cmp::Ordering;
 
@@ -7,7 +7,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Request of method, path, and the names of its headers and parameters, all with the value `1`.
+/// Generated request: method, path, and the names of its headers and of its query parameters, which all have the value
+/// `1`.
 type TestRequest = (&'static str, &'static str, Vec<usize>, Vec<usize>);
 
 fn holds(of: &HttpRouteMatch, drawn: &TestRequest) -> bool {

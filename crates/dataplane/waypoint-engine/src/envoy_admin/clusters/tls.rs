@@ -1,5 +1,5 @@
-//! TLS with endpoints (`envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext`). The dump names the file of a
-//! client certificate, never that of its key.
+//! TLS that the waypoint originates to endpoints (`envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext`). The
+//! dump names the file of a client certificate, never that of its key.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::super::shape::any;
 
-/// Returns the transport socket of a destination with TLS.
+/// Renders the transport socket of a destination with TLS.
 pub(super) fn transport_socket(tls: &DestinationTls, service: &Service) -> Value {
     let server_name = tls.server_name.as_ref().unwrap_or(&service.hostname);
     let context = json!({
@@ -29,7 +29,7 @@ pub(super) fn transport_socket(tls: &DestinationTls, service: &Service) -> Value
     })
 }
 
-/// Returns the validation context; null if certificates are not verified.
+/// Renders the validation context of endpoint certificates; null if they are not verified.
 fn validation(tls: &DestinationTls, server_name: &ArcStr) -> Value {
     let (trusted, system) = match &tls.roots {
         TlsRoots::Unverified => return Value::Null,

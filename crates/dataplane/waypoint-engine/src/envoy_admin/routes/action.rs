@@ -19,14 +19,14 @@ use super::{
 };
 use crate::{http::DEFAULT_RETRIES, record_store::to_json};
 
-/// Envoy's retry conditions of requests without a retry policy: unprocessed requests are retried. Besides, idempotent
-/// requests without a body are retried after a reset or a 503.
+/// Envoy's retry conditions (`retry_on`) equivalent to the default without a retry policy: requests that were not
+/// processed are retried. In addition, idempotent requests without a body are retried after a reset or a 503.
 const DEFAULT_RETRY_ON: &str = "connect-failure,refused-stream,reset-before-request";
-/// Envoy's retry conditions of a rule with a retry policy: no response, or one with a status that the rule names.
+/// Envoy's retry conditions (`retry_on`) for a rule with a retry policy: no response, or a status that the rule names.
 const RETRY_ON: &str =
     "connect-failure,refused-stream,reset,retriable-status-codes,cancelled,unavailable";
 
-/// Returns the action of a port without routes.
+/// Renders the action of a port without routes: to the service's own cluster.
 pub(super) fn to_itself(cluster: &str) -> Value {
     json!({
         "cluster": cluster,
@@ -36,7 +36,8 @@ pub(super) fn to_itself(cluster: &str) -> Value {
     })
 }
 
-/// Returns the action of a rule, with the name of its field in the route.
+/// Renders the action of a route rule, with its field name in the Envoy route (`route`, `redirect` or
+/// `direct_response`).
 pub(super) fn action(
     names: &ClusterNames,
     rule: &HttpRouteRule,
@@ -57,7 +58,7 @@ pub(super) fn action(
     [(field.to_owned(), action)].into_iter().collect()
 }
 
-/// Returns the settings of a rule for which Envoy's messages have no field; null without any.
+/// Renders the settings of a rule for which Envoy's messages have no field; null without such settings.
 pub(super) fn metadata(rule: &HttpRouteRule, session: Option<Value>) -> Value {
     let backend = |backend: &HttpBackend| {
         let beyond = backend.filters.iter().filter(|one| is_beyond_backends(one));
@@ -122,7 +123,8 @@ fn forwarded(names: &ClusterNames, rule: &HttpRouteRule) -> Value {
     fields.into()
 }
 
-/// Returns the cluster of a route, or several with weights. Unusable backends keep their weight, and respond with 500.
+/// Renders the cluster of a route, or several with weights. Unusable backends keep their weight, and requests to them
+/// receive 500.
 fn destination(names: &ClusterNames, backends: &[HttpBackend]) -> Map<String, Value> {
     let name = |to: &HttpBackend| {
         let key = backend_key(to);

@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 
 use super::super::shape::{any, duration, header_value};
 
-/// Denominator of Envoy's fractions with the least loss of precision.
+/// Denominator of Envoy's fractions with the highest precision.
 const MILLION: u32 = 1_000_000;
 
-/// Returns the fields of a route.
+/// Renders the filters of a rule as fields of an Envoy route.
 pub(super) fn of_route(filters: &[HttpFilter]) -> Map<String, Value> {
     let mut fields = Map::new();
     let mut by_filter = Map::new();
@@ -35,7 +35,7 @@ pub(super) fn of_route(filters: &[HttpFilter]) -> Map<String, Value> {
     fields
 }
 
-/// Returns the fields of a weighted backend.
+/// Renders the filters of a backend as fields of a weighted cluster.
 pub(super) fn of_backend(filters: &[HttpFilter]) -> Map<String, Value> {
     let mut fields = of_route(filters);
     let hosts = filters.iter().filter_map(|filter| match filter {
@@ -47,7 +47,7 @@ pub(super) fn of_backend(filters: &[HttpFilter]) -> Map<String, Value> {
     fields
 }
 
-/// Whether Envoy has no field for a filter of a backend.
+/// Whether a weighted cluster in Envoy has no field for this filter.
 pub(super) fn is_beyond_backends(filter: &HttpFilter) -> bool {
     match filter {
         HttpFilter::Rewrite(rewrite) => rewrite.path.is_some(),
@@ -59,7 +59,7 @@ pub(super) fn is_beyond_backends(filter: &HttpFilter) -> bool {
     }
 }
 
-/// Returns a fraction of requests (`envoy.type.v3.FractionalPercent`).
+/// Renders a fraction of requests as `envoy.type.v3.FractionalPercent`.
 pub(super) fn fraction(numerator: u32, denominator: u32) -> Value {
     let parts = u64::from(numerator) * u64::from(MILLION) / u64::from(denominator.max(1));
     json!({"numerator": parts.min(u64::from(MILLION)), "denominator": "MILLION"})

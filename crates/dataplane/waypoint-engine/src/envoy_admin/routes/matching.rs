@@ -1,11 +1,11 @@
-//! Matches of routes (`envoy.config.route.v3.RouteMatch`).
+//! Route matches in the dump (`envoy.config.route.v3.RouteMatch`).
 
 use ambit_model::{ArcStr, HttpPathMatch, HttpRouteMatch, HttpValueMatch};
 use serde_json::{Value, json};
 
 use super::super::shape::{extend, header_value};
 
-/// Returns the match of a route.
+/// Renders the match of a route rule.
 pub(super) fn route_match(of: &HttpRouteMatch) -> Value {
     let method = of
         .method

@@ -1,5 +1,5 @@
-//! Environment of a worker's plugins: the data that they share, and the functions that make their calls and open their
-//! streams.
+//! Environment of the plugins on one worker: their shared data, and the functions that make their HTTP and gRPC calls
+//! and open their streams.
 
 use std::{fmt, pin::Pin, sync::Arc};
 
@@ -8,29 +8,29 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{extensions::Plugin, hops::Hops, on_behalf::OnBehalf};
 
-/// Cause of a plugin's call: a request, or the plugin itself.
+/// Cause of a call by a plugin: a request that it handles, or the plugin itself.
 #[derive(Clone, Debug)]
 pub(crate) struct CallCause {
-    /// Waypoints that the request, and thus the call, has passed.
+    /// Number of waypoints that the request, and thus the call, has passed.
     pub(crate) hops: Hops,
     /// Caller of the request; `None` for calls that the plugin makes on its own.
     pub(crate) on_behalf: Option<Arc<OnBehalf>>,
 }
 
 impl CallCause {
-    /// Cause of calls that a plugin makes on its own.
+    /// Cause of a call that a plugin makes outside of any request, such as by its timer.
     pub(super) const OWN: Self = Self {
         hops: Hops::NONE,
         on_behalf: None,
     };
 }
 
-/// Environment of a worker's plugins.
+/// Environment of the plugins on one worker.
 #[derive(Clone)]
 pub(crate) struct PluginContext {
     /// Data shared by all plugins of the waypoint.
     pub(crate) shared: Shared,
-    /// Changes when a queue gets a message.
+    /// Notified when a plugin enqueues a message in a shared queue.
     pub(crate) queues: watch::Sender<()>,
     /// Function that makes a plugin's calls.
     pub(crate) calls: Arc<MakeCall>,
@@ -38,7 +38,7 @@ pub(crate) struct PluginContext {
     pub(crate) streams: Arc<OpenStream>,
 }
 
-/// Function that makes a plugin's call and returns the response.
+/// Function that makes a plugin's HTTP or unary gRPC call and returns the response.
 type MakeCall = dyn Fn(Arc<Plugin>, Call, CallCause) -> Pin<Box<dyn Future<Output = CallResponse> + Send>>
     + Send
     + Sync;
@@ -49,10 +49,11 @@ impl fmt::Debug for PluginContext {
     }
 }
 
-/// Passes a stream's event to the plugin; false when the plugin has closed the stream.
+/// Function that passes a stream's event to the plugin; returns false once the plugin has closed the stream.
 pub(crate) type StreamEventHandler = Box<dyn Fn(StreamEvent) -> bool + Send + Sync>;
 
-/// Opens a stream of a plugin, sends its messages, and passes events to the plugin until the stream ends.
+/// Function that opens a plugin's gRPC stream, sends its messages, and passes its events to the plugin until the stream
+/// ends.
 pub(crate) type OpenStream = dyn Fn(
         Arc<Plugin>,
         Call,

@@ -1,4 +1,4 @@
-//! gRPC streams that an instance has opened: they end with the instance, or when one of both sides ends them.
+//! gRPC streams that a plugin instance has opened: they end with the instance, or when either side closes them.
 
 use std::sync::Arc;
 

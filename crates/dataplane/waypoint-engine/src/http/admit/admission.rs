@@ -31,11 +31,11 @@ use crate::{
     session::Session,
 };
 
-/// Request that policies have admitted.
+/// Request that policies have allowed, with the inputs to authorize it again when policies change.
 #[derive(Clone, Debug)]
 pub(in crate::http) struct Admission {
     received: Arc<Inner>,
-    /// Backend of the route, if it is another service.
+    /// Backend of the route, if its policies have authorized the request as well.
     backend: Option<RoutedBackend>,
 }
 
@@ -44,12 +44,12 @@ struct Inner {
     session: Arc<Session>,
     facts: Facts,
     verified: Authenticated,
-    /// Provider that has allowed the request, and the headers of the request before the provider's changes.
+    /// Authorization provider that has allowed the request, and the request headers before the provider's changes.
     checked: Option<(ArcStr, HeaderMap)>,
     changes: Mutex<watch::Receiver<u64>>,
 }
 
-/// Attributes of a request that policies match, besides its connection.
+/// Method, host, path and headers of a request, as policies match them.
 #[derive(Clone, Debug)]
 pub(in crate::http) struct Facts {
     pub(in crate::http) method: Method,
@@ -60,7 +60,7 @@ pub(in crate::http) struct Facts {
 }
 
 impl Facts {
-    /// Returns the attributes of a received request.
+    /// Saves the attributes of a received request.
     pub(in crate::http) fn of<B>(
         request: &http::Request<B>,
         normalized: &NormalizedTarget,
@@ -73,7 +73,7 @@ impl Facts {
         }
     }
 
-    /// Returns the attributes of a request as it will be sent.
+    /// Saves the attributes of a request in its forwarded form.
     pub(in crate::http) fn as_sent<B>(
         request: &http::Request<B>,
         normalized: &NormalizedTarget,
@@ -85,20 +85,20 @@ impl Facts {
     }
 }
 
-/// Backend of a request whose policies apply as well, as found by [`Admission::authorize_backend`].
+/// Backend of a route whose policies authorize the request as well ([`Admission::authorize_backend`]).
 #[derive(Clone, Debug)]
 struct RoutedBackend {
     service: NamespacedHostname,
     port: u16,
     by: RouteOwner,
-    /// Attachments of the backend, if a consumer route forwards to it.
+    /// Attachments of the backend's service, if a consumer route forwards to it.
     attachments: Option<Arc<Attachments>>,
-    /// Request in its forwarded form, if filters have changed it.
+    /// Attributes of the request in its forwarded form, if filters have changed it.
     sent: Option<Arc<Facts>>,
 }
 
 impl RoutedBackend {
-    /// Returns the policies that apply; `None` if there are none.
+    /// Returns the scope of the policies that apply at the backend; `None` if this waypoint has no policies for it.
     fn scope(&self, published: &Published) -> Option<Scope<'_>> {
         match &self.attachments {
             Some(attachments) => Some(attachments.scope()),
@@ -107,15 +107,16 @@ impl RoutedBackend {
     }
 }
 
-/// Error of a request that changed policies deny.
+/// Error of a request that changed policies no longer allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a policy changed and denies the request now")]
 pub(in crate::http) struct Revoked;
 
 impl Admission {
-    /// Authorizes a request.
+    /// Authorizes a request in its received form.
     ///
-    /// # Errors With the decision, if it is denied.
+    /// # Errors
+    /// With the decision, if it is denied.
     pub(in crate::http) fn of(
         session: &Arc<Session>,
         facts: Facts,
@@ -141,7 +142,7 @@ impl Admission {
         (decision, admitted.then(admission))
     }
 
-    /// Explains the decision of [`Self::of`].
+    /// Evaluates the policies like [`Self::of`], and returns the decision with all evaluated policies.
     pub(in crate::http) fn explain(
         session: &Arc<Session>,
         facts: Facts,
@@ -157,7 +158,8 @@ impl Admission {
         inner.explain()
     }
 
-    /// Explains the decision of [`Self::authorize_backend`]; `None` without a decision.
+    /// Evaluates the backend's policies like [`Self::authorize_backend`], and returns the decision with all evaluated
+    /// policies; `None` if no further authorization is needed.
     pub(in crate::http) fn explain_backend(
         &self,
         destination: &Destination,
@@ -180,7 +182,8 @@ impl Admission {
         )
     }
 
-    /// Returns the backend for which a request is authorized once more.
+    /// Returns the backend for which the request must be authorized as well; `None` if it is the requested service
+    /// itself and the request is unchanged.
     fn backend_attachments(
         &self,
         destination: &Destination,
@@ -203,9 +206,11 @@ impl Admission {
     }
 
     /// Authorizes the request once more, if a route forwards it to another service, or a consumer route changes it:
-    /// `sent` is the forwarded form, if it differs. The decision is `None` if the service has no policies.
+    /// `sent` is the forwarded form, if it differs. The returned decision is `None` if the backend has no policies
+    /// here; the returned admission is `None` if the request is denied.
     ///
-    /// # Errors With the decision, if it is denied.
+    /// # Errors
+    /// With the decision, if it is denied.
     pub(in crate::http) fn authorize_backend(
         &self,
         destination: &Destination,
@@ -225,7 +230,7 @@ impl Admission {
         (decision, (!is_denied).then(admission))
     }
 
-    /// Whether policies or tokens depend on a header of this name, so that a trailer must not have it.
+    /// Whether a policy or a JWT rule reads a header of this name: then a trailer of this name must not be forwarded.
     pub(in crate::http) fn reads_header(&self, name: &HeaderName) -> bool {
         let session = &self.received.session;
         let published = &session.shard.waypoint.published;
@@ -242,7 +247,8 @@ impl Admission {
 
     /// Checks that the request is still allowed; cheap while nothing has changed.
     ///
-    /// # Errors When the request is no longer allowed.
+    /// # Errors
+    /// When the request is no longer allowed.
     pub(in crate::http) fn check(&self) -> Result<(), Revoked> {
         {
             let mut changes = self.received.changes.lock();
@@ -298,7 +304,7 @@ impl Inner {
         self.evaluate_as(&attachments, attachments.scope(), &self.facts, destination)
     }
 
-    /// Evaluates the policies of the route's backend; `None` if it has none here.
+    /// Evaluates the policies of the route's backend; `None` if this waypoint has no policies for it.
     fn evaluate_backend(&self, backend: &RoutedBackend) -> Option<HttpDecision> {
         let published = &self.session.shard.waypoint.published;
         let scope = backend.scope(published)?;
@@ -307,7 +313,7 @@ impl Inner {
         Some(self.evaluate_as(&attachments, scope, facts, self.address_of(backend)))
     }
 
-    /// Returns the address that clients would use for a backend.
+    /// Returns the backend's destination address for policies: the address that a direct request would have.
     fn address_of(&self, backend: &RoutedBackend) -> SocketAddr {
         let target = &self.session.target;
         if target.is_port(&backend.service, backend.port) {
@@ -330,7 +336,7 @@ impl Inner {
         self.for_tokens(attachments, facts, destination, evaluate, is_allowed)
     }
 
-    /// Explains the decision of [`Self::evaluate`].
+    /// Evaluates the policies like [`Self::evaluate`], and returns the decision with all evaluated policies.
     fn explain(&self) -> HttpExplanation {
         let attachments = self.session.attachments();
         let policies = self.session.shard.waypoint.published.policies();
@@ -342,7 +348,7 @@ impl Inner {
         })
     }
 
-    /// Calls `evaluate` for each valid token: the claims of every token must suffice.
+    /// Evaluates the request once with the claims of each valid token; all evaluations must allow it.
     fn for_tokens<T>(
         &self,
         attachments: &Attachments,
@@ -388,7 +394,7 @@ impl Inner {
         }
     }
 
-    /// Whether current policies still require only the provider that has allowed the request.
+    /// Whether the current policies require no authorization provider other than the one that has allowed the request.
     fn is_provider_unchanged(&self) -> bool {
         let (by, received) = match &self.checked {
             Some((by, received)) => (Some(by), received),
@@ -399,8 +405,8 @@ impl Inner {
         self.is_admitted_by(by, attachments.scope(), destination, &self.facts, received)
     }
 
-    /// Whether the provider's decision is also valid for the backend. It is not for a request that a consumer route
-    /// modified.
+    /// Whether the backend's current policies require no authorization provider other than the one that has allowed the
+    /// request. After a consumer route has changed the request, they may require none.
     fn is_provider_unchanged_for_backend(&self, backend: &RoutedBackend) -> bool {
         let published = &self.session.shard.waypoint.published;
         let Some(scope) = backend.scope(published) else {
@@ -432,7 +438,7 @@ impl Inner {
     }
 }
 
-/// Returns the attributes of a request before its tokens are verified.
+/// Collects the attributes of a request that policies match before its tokens have been verified.
 pub(in crate::http) fn facts<'a>(
     session: &'a Session,
     method: &'a str,
@@ -453,7 +459,8 @@ pub(in crate::http) fn facts<'a>(
     }
 }
 
-/// Whether a current policy requires no check, or only one by the provider that has allowed the request or connection.
+/// Whether a policy requires no check, or only a check by the authorization provider that has allowed the request or
+/// connection.
 pub(crate) fn is_still_admitted(required: &RequiredCheck, by: Option<&ArcStr>) -> bool {
     match required {
         RequiredCheck::NotRequired => true,

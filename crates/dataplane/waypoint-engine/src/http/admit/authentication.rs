@@ -1,4 +1,4 @@
-//! Authentication by JWT: tokens of a request are verified and removed, and their claims passed to applications as
+//! Authentication by JWT: verifies the tokens of a request, removes them, and passes their claims to applications as
 //! configured (`ambit_jwt`). The verified claims are part of the request's admission.
 
 use std::time::SystemTime;
@@ -12,7 +12,8 @@ use crate::{
     session::Session,
 };
 
-/// Authenticates a request, and removes tokens from its headers and its query, which are then authorized and forwarded.
+/// Verifies the tokens of a request, and removes them from its headers and its query before it is authorized and
+/// forwarded.
 pub(in crate::http) fn authenticate<B>(
     session: &Session,
     request: &mut Request<B>,

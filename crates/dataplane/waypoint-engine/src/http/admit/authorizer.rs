@@ -1,8 +1,8 @@
-//! CUSTOM policies (ext_authz): a provider allows or denies a request, and may change it.
+//! CUSTOM policies (ext_authz): an authorization provider allows or denies a request, and may change it.
 //!
-//! A request is checked once. The provider's changes are applied before the other policies, so that they authorize the
-//! forwarded form. A request in flight is not checked again when policies change; if they require another provider, it
-//! ends.
+//! A request is checked once. The provider's changes are applied before the other policies, so that these authorize the
+//! changed form. A request in flight is not checked again when policies change; it is terminated if they require
+//! another provider.
 
 mod ask;
 pub(in crate::http) mod changes;
@@ -37,23 +37,25 @@ pub(in crate::http) use ask::{UnaryCall, unary};
 
 /// Result of the external authorization of a request.
 pub(in crate::http) enum ExternalOutcome {
-    /// Allowed request, with the authorizer's changes.
+    /// Request that the provider allows, or that needs no check; with the provider's changes.
     Allowed(ExternalAuthorization),
-    /// Response of the provider to the client.
+    /// Response that the provider gives the client in place of the application.
     Responded(Response<Body>),
 }
 
-/// State of a request that external authorization has allowed.
+/// Result of external authorization that later phases of an allowed request need.
 #[derive(Debug, Default)]
 pub(in crate::http) struct ExternalAuthorization {
-    /// Provider that allowed the request, and the original headers.
+    /// Authorization provider that has allowed the request, and the request headers before its changes; `None` without
+    /// a provider.
     pub(in crate::http) by: Option<(ArcStr, HeaderMap)>,
     answer: Vec<HeaderOption>,
     prefix: BufferedPrefix,
 }
 
 impl ExternalAuthorization {
-    /// Returns the state of a request with these headers after a provider has allowed it without changes.
+    /// Returns the result as if the provider had allowed a request with these headers without changes, for
+    /// explanations.
     pub(in crate::http) fn assume_allowed(by: &Provider, headers: &HeaderMap) -> Self {
         Self {
             by: Some((by.name.clone(), headers.clone())),
@@ -61,17 +63,17 @@ impl ExternalAuthorization {
         }
     }
 
-    /// Whether a part of the request's body has been read.
+    /// Whether a prefix of the request body has been read for the provider.
     pub(in crate::http) fn has_body(&self) -> bool {
         self.prefix.has_frames()
     }
 
-    /// Returns the request's body, with the prefix that may have been read.
+    /// Returns the request body, which begins with the prefix that was read for the provider.
     pub(in crate::http) fn body(&mut self, rest: Incoming) -> PrefixedBody {
         std::mem::take(&mut self.prefix).with(rest)
     }
 
-    /// Applies the provider's headers to the response.
+    /// Adds the headers that the provider has set for the response.
     pub(in crate::http) fn change_response(&self, session: &Session, headers: &mut HeaderMap) {
         if let Some((provider, _)) = &self.by {
             let refused = changes::apply(headers, &self.answer);
@@ -85,7 +87,7 @@ fn count_refused(session: &Session, provider: &str, refused: u64) {
     metrics.provider_headers_refused(provider, refused);
 }
 
-/// Finds the provider that must check a request.
+/// Finds the authorization provider that must check a request, by CUSTOM policies.
 pub(in crate::http) fn required_check<B>(
     session: &Session,
     request: &Request<B>,
@@ -103,13 +105,14 @@ pub(in crate::http) fn required_check<B>(
     policies.required_check(session.attachments().scope(), &facts)
 }
 
-/// Returns the reply to a request whose provider is missing or ambiguous.
+/// Returns the reply to a request whose authorization provider is missing, or whose policies name several.
 pub(in crate::http) fn without_provider() -> Reply {
     let flag = ResponseFlag::UnauthorizedExternal;
     Reply::new(StatusCode::FORBIDDEN, "RBAC: access denied", flag)
 }
 
-/// Sends the check of a request, if a policy requires it, and applies the provider's changes.
+/// Checks a request with its authorization provider, if a CUSTOM policy requires that, and applies the provider's
+/// changes.
 pub(in crate::http) async fn authorize_externally(
     session: &Session,
     request: &mut Request<Incoming>,
@@ -208,7 +211,7 @@ pub(in crate::http) async fn authorize_externally(
     Ok(ExternalOutcome::Allowed(authorization))
 }
 
-/// Applies the configured behaviour for a failed check.
+/// Allows or rejects a request whose check has failed, as the provider's settings configure (fail open).
 fn fail(
     session: &Session,
     provider: &Provider,
@@ -242,7 +245,7 @@ fn fail(
     ))
 }
 
-/// Returns the response of a denial by the provider.
+/// Builds the response to the client from a provider's denial.
 fn deny(
     session: &Session,
     provider: &Provider,
@@ -272,9 +275,11 @@ fn deny(
     response
 }
 
-/// Sends the check of a connection that is not HTTP; returns the provider that allows it, if one was called.
+/// Checks an opaque TCP connection with its authorization provider. Returns the provider that has allowed it; `None` if
+/// no policy requires a check.
 ///
-/// # Errors With the reason, if the connection is refused.
+/// # Errors
+/// With the reason, if the connection is rejected.
 pub(crate) async fn authorize_connection(
     session: &Session,
     sni: Option<&str>,

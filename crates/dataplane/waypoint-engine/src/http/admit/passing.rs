@@ -1,5 +1,5 @@
-//! Bodies of admitted requests and of their responses: counted, and terminated when policies revoke the request or a
-//! deadline expires.
+//! Streams the bodies of admitted requests and of their responses: counts them, and terminates them when policies
+//! revoke the request or a deadline expires.
 
 use std::{
     pin::Pin,
@@ -19,12 +19,12 @@ use crate::{
     message::{Body, BodyError},
 };
 
-/// Error of a body that is incomplete when the route's timeout expires.
+/// Error of a body that is incomplete when the route's request timeout expires.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the time that the route allows is over")]
 struct TooLate;
 
-/// Trailers of a request or of a response.
+/// Direction of trailers, which decides the fields that are allowed.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::http) enum Trailers {
     OfRequest,
@@ -32,8 +32,8 @@ pub(in crate::http) enum Trailers {
 }
 
 impl Trailers {
-    /// Removes fields that may not be trailers: applications that read trailers as headers would trust fields that no
-    /// policy has evaluated.
+    /// Removes forbidden fields from a trailers frame: applications that read trailers as headers would trust fields
+    /// that no policy has evaluated.
     fn pass(self, frame: Frame<Bytes>, admission: &Admission) -> Frame<Bytes> {
         let may_pass = |name: &HeaderName| match self {
             Self::OfRequest => may_be_trailer(name) && !admission.reads_header(name),
@@ -45,7 +45,7 @@ impl Trailers {
     }
 }
 
-/// Returns a frame of the allowed trailers; without any, an empty data frame.
+/// Returns a frame with the allowed trailers; an empty data frame if none is left.
 pub(in crate::http) fn only(
     all: HeaderMap,
     may_pass: impl Fn(&HeaderName) -> bool,
@@ -62,7 +62,7 @@ pub(in crate::http) fn only(
 }
 
 pin_project_lite::pin_project! {
-    /// Body that is being forwarded.
+    /// Body that streams while policies allow its request.
     pub(crate) struct Passing<B, K> {
         #[pin]
         inner: B,
@@ -81,7 +81,7 @@ where
     B::Error: Into<BodyError>,
     K: Send + 'static,
 {
-    /// Streams a body while policies admit the request and until the deadline. `keep` is dropped with the body.
+    /// Streams a body while policies allow the request, until the deadline. `keep` is dropped together with the body.
     pub(in crate::http) fn body(
         inner: B,
         count: Count,

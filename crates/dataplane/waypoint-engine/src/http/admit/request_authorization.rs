@@ -1,4 +1,4 @@
-//! Authorization of a request in its received form.
+//! Authorizes requests in their received form.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{
     session::Session,
 };
 
-/// Authorizes a request in its received form.
+/// Authorizes a request in its received form, and records the decision.
 pub(in crate::http) fn authorize<B>(
     session: &Arc<Session>,
     request: &Request<B>,

@@ -1,9 +1,10 @@
-//! Session persistence: requests of a client go to the endpoint of its first one (`sessionPersistence`).
+//! Session persistence (`sessionPersistence`): requests of a client go to the endpoint that its first request was sent
+//! to.
 //!
-//! The session value has hashes of the rule's backend and of its endpoint, which reveal no addresses, and the start
-//! time. It is untrusted: a client reaches only endpoints that its backend currently has and that may be chosen, and
-//! only backends of the rule that the request matches. An invalid value begins a new session. A client that forges a
-//! value can only choose among the endpoints of the matched rule, and prolong its own session.
+//! The session value, in a cookie or header, contains hashes of the rule's backend and of its endpoint, which reveal no
+//! addresses, and the start time. It is untrusted: a client reaches only endpoints that its backend currently has and
+//! that may be chosen, and only backends of the rule that the request matches. An invalid value begins a new session. A
+//! client that forges a value can only choose among the endpoints of the matched rule, and prolong its own session.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -15,12 +16,12 @@ use http::{HeaderMap, HeaderName, HeaderValue, header::SET_COOKIE};
 
 use super::endpoint::cookie_of;
 
-/// Tolerated clock skew between replicas.
+/// Tolerated clock skew between waypoint replicas, which write and check start times.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(60);
-/// Hexadecimal digits of one number.
+/// Number of hexadecimal digits of each number in a session value.
 const HEX_DIGITS: usize = 16;
 
-/// Session value of a request.
+/// Parsed session value of a cookie or header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Value {
     backend: u64,
@@ -30,24 +31,24 @@ struct Value {
     seen: u64,
 }
 
-/// Session of one request.
+/// Session of one request, with the endpoint that it selects.
 #[derive(Clone, Debug)]
 pub(in crate::http) struct Affinity {
     of: HttpSession,
     brought: Option<Value>,
     now: u64,
-    /// Endpoint of the session.
+    /// Endpoint that the session selects; `None` for a new session.
     pub(in crate::http) endpoint: Option<BackendEndpoint>,
 }
 
-/// Result of looking up a session's endpoint.
+/// Result of looking up the endpoint of a session.
 #[derive(Debug)]
 pub(in crate::http) enum Found {
-    /// Session endpoint that still exists.
+    /// Endpoint of the session, which still exists.
     There(BackendEndpoint),
-    /// The endpoint no longer exists.
+    /// Endpoint that no longer exists, so that the session ends.
     Gone,
-    /// The service's own waypoint chooses the endpoint.
+    /// Endpoint that another waypoint must look up: that of the backend's service.
     NotOurs,
 }
 
@@ -80,7 +81,7 @@ impl Value {
         format!("{backend:016x}{endpoint:016x}{began:016x}{seen:016x}")
     }
 
-    /// Whether the session is still valid.
+    /// Whether the session has not expired (absolute and idle timeout).
     fn lasts(&self, of: &HttpSession, now: u64) -> bool {
         let latest = now.saturating_add(milliseconds(MAX_CLOCK_SKEW));
         let within = |since: u64, most: Option<Duration>| {
@@ -113,7 +114,7 @@ fn endpoint_mark(uid: &str) -> u64 {
     hash(uid.as_bytes())
 }
 
-/// Returns the endpoint with this mark.
+/// Finds the endpoint whose hashed workload uid is `mark`.
 pub(in crate::http) fn marked(endpoints: Vec<BackendEndpoint>, mark: u64) -> Found {
     let mut all = endpoints.into_iter();
     match all.find(|one| endpoint_mark(one.workload.uid()) == mark) {
@@ -123,7 +124,7 @@ pub(in crate::http) fn marked(endpoints: Vec<BackendEndpoint>, mark: u64) -> Fou
 }
 
 impl Affinity {
-    /// Reads the session of a request under a rule.
+    /// Parses the session value of a request, in the cookie or header that the rule configures.
     pub(in crate::http) fn of(of: &HttpSession, headers: &HeaderMap, now: u64) -> Self {
         let value = match of.is_header {
             true => headers.get(of.name.as_str()).map(HeaderValue::as_bytes),
@@ -138,8 +139,8 @@ impl Affinity {
         }
     }
 
-    /// Returns the backend of the session regardless of weights; `find` searches an endpoint by its mark. A session
-    /// ends when its endpoint is gone.
+    /// Returns the backend of a valid session, regardless of weights. `find` looks up an endpoint of a backend by its
+    /// hash; without a result the session ends.
     pub(in crate::http) fn backend<'a>(
         &mut self,
         rule: &'a Rule,
@@ -160,7 +161,8 @@ impl Affinity {
         matched
     }
 
-    /// Adds the session's header or cookie to a response, if the client needs a new one.
+    /// Adds the session's header or cookie to a response, if the client has none for this endpoint or the idle timeout
+    /// must be renewed.
     pub(in crate::http) fn change_response(
         &self,
         backend: &HttpBackend,
@@ -253,7 +255,7 @@ mod tests {
         }
     }
 
-    /// Returns the request headers of a client that has stored the cookies of a response.
+    /// Returns the headers of the client's next request, with the cookies of a response.
     fn cookie(answer: &HeaderMap) -> HeaderMap {
         let set = answer[SET_COOKIE].to_str().unwrap();
         let (pair, _) = set.split_once(';').unwrap();

@@ -1,4 +1,5 @@
-//! Failures of requests at their endpoint: flag, status and body of the client's response, and the access log's text.
+//! Describes requests that failed at their endpoint: response flag, status and body for the client, and text for the
+//! access log.
 
 use std::{borrow::Cow, error::Error};
 
@@ -10,11 +11,11 @@ use http::StatusCode;
 use crate::{message::Version, upstream::UpstreamError};
 
 const HEADERS_TOO_LARGE: &str = "the header section of the application's response is over the limits (AMBIT_MAX_HEADERS, AMBIT_MAX_HEADER_BYTES)";
-/// Prefix of response bodies for failed requests, as in Envoy.
+/// Prefix of the response body for a request that failed at its endpoint, as in Envoy.
 const ERROR_PREFIX: &str =
     "upstream connect error or disconnect/reset before headers. reset reason: ";
 
-/// Failure of a request at its endpoint.
+/// Failure of a request at its endpoint, with the response to the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::http) struct Broken {
     pub(in crate::http) flag: ResponseFlag,
@@ -22,9 +23,9 @@ pub(in crate::http) struct Broken {
     pub(in crate::http) status: StatusCode,
     /// Body of the client's response.
     pub(in crate::http) body: Cow<'static, str>,
-    /// Text for the access log.
+    /// Response-code details and failure text for the access log.
     pub(in crate::http) text: String,
-    /// Whether the endpoint reports that it has not processed the request.
+    /// Whether the endpoint reports that it has not processed the request (HTTP/2 `REFUSED_STREAM` or GOAWAY).
     pub(in crate::http) is_untouched: bool,
 }
 
@@ -77,7 +78,7 @@ impl Broken {
         }
     }
 
-    /// Describes the failure of a request of this HTTP version that was sent, at least in part.
+    /// Describes the failure of a request of this HTTP version after at least a part of it was sent.
     pub(in crate::http) fn of(error: &hyper::Error, version: Version) -> Self {
         let text = chain(error);
         let cause = error
@@ -122,7 +123,7 @@ fn refused_by(policies: Option<&str>) -> String {
     }
 }
 
-/// Returns the policies of a list whose names clients of a namespace may see: those of their own namespace.
+/// Filters a list of policy names to those that clients of this namespace may see: the policies of their own namespace.
 fn visible(policies: &str, reader: Option<&str>) -> Option<String> {
     let reader = reader?;
     let of_reader = |policy: &&str| {
@@ -133,7 +134,7 @@ fn visible(policies: &str, reader: Option<&str>) -> Option<String> {
     (!visible.is_empty()).then(|| visible.join(", "))
 }
 
-/// Hint for endpoints that do not speak the expected version of HTTP.
+/// Returns a hint for a failure that occurs with endpoints that do not speak the expected HTTP version.
 fn mismatch(version: Version) -> &'static str {
     match version {
         Version::Http1 => {

@@ -18,21 +18,21 @@ use crate::{
     upstream_lookup,
 };
 
-/// Destination of a request or a connection.
+/// Where a request or connection is forwarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Destination {
-    /// Target of the tunnel.
+    /// Target of the tunnel: the requested service or pod.
     Target,
     /// Backend of a route.
     Backend(NamespacedHostname, u16),
-    /// Subset of a service that is a route's backend.
+    /// Subset of a service port that is a route's backend.
     Subset(NamespacedHostname, u16, ArcStr),
-    /// Host that the client names, below the wildcard of the tunnel's target.
+    /// Host that the client names below the wildcard hostname of the tunnel's target.
     Host(ArcStr),
 }
 
 impl Destination {
-    /// Returns the service, if the destination is one.
+    /// Returns the record of the destination's service; `None` for a pod, or while the service is unknown.
     pub(crate) fn service(&self, session: &Session) -> Option<Arc<Service>> {
         match self {
             Self::Target | Self::Host(_) => session.target.named().cloned(),
@@ -60,7 +60,7 @@ impl Destination {
         }
     }
 
-    /// Returns the request for one of the destination's endpoints.
+    /// Builds the query for an endpoint of the destination, without the workloads in `failed`.
     pub(crate) fn backend_request<'a>(
         &self,
         session: &'a Session,
@@ -76,7 +76,7 @@ impl Destination {
         }
     }
 
-    /// Whether the destination is the tunnel's target or its endpoints.
+    /// Whether the destination has the requested service port: the tunnel's target, or a subset of it.
     pub(crate) fn is_requested(&self, session: &Session) -> bool {
         match self {
             Self::Target | Self::Host(_) => true,
@@ -97,7 +97,7 @@ impl Destination {
         }
     }
 
-    /// Returns the account of the retry budget.
+    /// Returns the destination's key for the retry budget.
     pub(in crate::http) fn account(&self, session: &Session) -> Account {
         match self {
             Self::Target | Self::Host(_) => Account::Address(session.target.address()),
@@ -107,7 +107,7 @@ impl Destination {
         }
     }
 
-    /// Whether the destination is the service of the tunnel's target, among whose endpoints this waypoint chooses.
+    /// Whether the destination is the service of the tunnel's target. This waypoint then chooses among its endpoints.
     fn is_target(&self, session: &Session) -> bool {
         match (self, &session.target) {
             (Self::Target | Self::Host(_), _) => true,
@@ -116,7 +116,7 @@ impl Destination {
         }
     }
 
-    /// Returns a route to the destination, other than to failed workloads.
+    /// Chooses an endpoint of the destination, other than workloads in `failed`, and returns the route to it.
     pub(crate) async fn route(
         &self,
         session: &Session,
@@ -150,7 +150,7 @@ impl Destination {
         }
     }
 
-    /// Returns the state of the destination's port, if there is a DestinationRule for it.
+    /// Returns the `DestinationRule` state of the destination's port, if a rule applies.
     pub(crate) fn ruled_port(&self, session: &Session) -> Option<Arc<Port>> {
         let (name, number) = match (self, &session.target) {
             (Self::Subset(name, number, subset), _) => {
@@ -170,7 +170,7 @@ impl Destination {
         Some(published.destination(name)?.port(number))
     }
 
-    /// Applies the destination's policy to a request, if there is one.
+    /// Applies the destination's rule to a request (limits and load-balancer hash), if there is one.
     pub(in crate::http) async fn decision(
         &self,
         session: &Session,
@@ -198,7 +198,8 @@ impl Destination {
         NoUpstream::Subset(service, subset)
     }
 
-    /// Returns a route to an endpoint: chosen by the destination's policy, else the less loaded of two random ones.
+    /// Chooses an endpoint, by the destination's rule or as the less loaded of two random ones, and returns the
+    /// upstream with its leases.
     pub(in crate::http) async fn upstream(
         &self,
         session: &Session,

@@ -1,8 +1,8 @@
-//! Attachments of the service to which a consumer route forwards, compared with those that were applied to the received
+//! Attachments of the service to which a consumer route forwards, compared with those already applied to the received
 //! request or connection.
 //!
-//! A consumer route gives its clients no more access than a direct request to that service: its policies apply, its
-//! limits count, and nothing is forwarded if it has tokens or plugins that were not applied.
+//! A consumer route gives its clients no more access than a direct request to that service: the service's policies
+//! apply, its rate limits count, and nothing is forwarded if it has JWT rules or plugins that were not applied.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::{
     attachment_lookup, attachments::Attachments, route_owner::RouteOwner, session::Session,
 };
 
-/// Finds the attachments of a consumer route's backend; `None` if the route's owner is another, or if this waypoint
-/// does not serve the service.
+/// Finds the attachments of a consumer route's backend; `None` for other routes, or if this waypoint does not serve the
+/// backend.
 pub(crate) fn find(
     session: &Session,
     destination: &Destination,
@@ -33,7 +33,8 @@ pub(crate) fn find(
     Some(Arc::new(found))
 }
 
-/// Whether all tokens that `attachments` verify have been verified for the session's target.
+/// Whether the JWT rules among `attachments` also apply to the tunnel's target, so that their tokens have been
+/// verified.
 pub(crate) fn are_tokens_applied(session: &Session, attachments: &Attachments) -> bool {
     let all = session.shard.waypoint.published.authentications();
     all.are_applied(attachments.services(), session.attachments().services())
@@ -61,8 +62,8 @@ pub(crate) fn are_plugins_applied(session: &Session, attachments: &Attachments) 
     })
 }
 
-/// Whether a connection may be forwarded to a port without parsing: not where tokens, limits or plugins require HTTP
-/// requests, unless the port is declared as another protocol.
+/// Whether a connection may be forwarded as opaque bytes: not to a backend whose JWT rules, rate limits or plugins
+/// require HTTP, unless its port declares another protocol.
 pub(crate) fn may_be_opaque(
     session: &Session,
     destination: &Destination,

@@ -1,4 +1,4 @@
-//! Application of a `DestinationRule` to one request: limits, the hash for its load balancer, and outlier detection.
+//! Applies a `DestinationRule` to one request: limits, the hash for the load balancer, and outlier detection.
 
 use std::{fmt::Write as _, sync::Arc};
 
@@ -19,12 +19,13 @@ use crate::{
     session::Session,
 };
 
-/// Decision of a DestinationRule on one request. Counts as one of the destination's requests until it is dropped.
+/// `DestinationRule` applied to one request, with the rule's choice of load-balancer hash. The request counts against
+/// the rule's limits until the value is dropped.
 #[derive(Debug)]
 pub(in crate::http) struct DestinationDecision {
     pub(in crate::http) port: Arc<Port>,
     hash: Option<u64>,
-    /// Cookie to set in the response.
+    /// `Set-Cookie` value for the response, if the load-balancer hash needs a new cookie.
     cookie: Option<HeaderValue>,
     _request: Slot,
     _connection: Option<OwnedSemaphorePermit>,
@@ -72,7 +73,7 @@ impl DestinationDecision {
         }
     }
 
-    /// Modifies the response headers.
+    /// Adds the cookie of the load-balancer hash to the response.
     pub(in crate::http) fn answer(&self, headers: &mut HeaderMap) {
         if let Some(cookie) = &self.cookie {
             headers.append(SET_COOKIE, cookie.clone());
@@ -80,8 +81,8 @@ impl DestinationDecision {
     }
 }
 
-/// Returns the outcome of an attempt for outlier detection, from its response or failure; `None` if the client may have
-/// caused it, which requires a request body.
+/// Classifies an attempt for outlier detection, by its response or failure; `None` if the client may have caused the
+/// failure, which is possible only with a request body.
 pub(in crate::http) fn outcome(
     result: Result<StatusCode, &Broken>,
     has_body: bool,
@@ -123,7 +124,7 @@ fn hashed(
     }
 }
 
-/// Hashes all values of a header.
+/// Hashes all values of a request header for the load balancer.
 fn of_header(headers: &HeaderMap, name: &str) -> Option<u64> {
     let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
     let mut values = headers.get_all(name).iter();
@@ -143,7 +144,7 @@ fn of_query(query: Option<&str>, name: &str) -> Option<u64> {
     Some(hash(value.as_bytes()))
 }
 
-/// Returns the first cookie of a name.
+/// Returns the value of the first cookie with this name.
 pub(in crate::http) fn cookie_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a [u8]> {
     let lines = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes);
     let mut pairs = lines.flat_map(|line| line.split(|byte| *byte == b';'));
@@ -157,7 +158,8 @@ pub(in crate::http) fn cookie_of<'a>(headers: &'a HeaderMap, name: &str) -> Opti
     })
 }
 
-/// Generates a cookie for a client that has none: a random value, which reveals nothing about the endpoints.
+/// Generates the load-balancer cookie of a client that has none: a random value, which reveals nothing about the
+/// endpoints.
 fn new_cookie(of: &HashCookie) -> Option<(String, HeaderValue)> {
     let ttl = of.ttl?;
     let value = format!("{:016x}", rand::rng().random::<u64>());

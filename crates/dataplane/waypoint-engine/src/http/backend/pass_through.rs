@@ -10,8 +10,8 @@ use crate::{
 };
 
 impl Destination {
-    /// Returns the upstream that the client names itself, by host or by original destination; `None` where an endpoint
-    /// is chosen.
+    /// Returns the upstream that the client itself names, by host or by original destination; `None` if the waypoint
+    /// chooses an endpoint.
     pub(crate) async fn pass_through(
         &self,
         session: &Session,

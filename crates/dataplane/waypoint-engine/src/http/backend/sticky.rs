@@ -1,4 +1,4 @@
-//! Endpoint of a sticky session ([`super::affinity`]), and its upstream.
+//! Looks up the endpoint of a sticky session ([`super::affinity`]), and its route.
 
 use ambit_proxy::Local;
 use ambit_route::{BackendEndpoint, Route};
@@ -10,7 +10,7 @@ use super::{
 use crate::session::Session;
 
 impl Destination {
-    /// Finds the endpoint of a session's mark among the current endpoints.
+    /// Finds the destination's endpoint with this hash in the session value.
     pub(in crate::http) fn marked(&self, session: &Session, mark: u64) -> Found {
         let waypoint = &session.shard.waypoint;
         let own = waypoint.local.now(None);

@@ -7,14 +7,14 @@ use http::HeaderMap;
 use hyper::body::Frame;
 use parking_lot::Mutex;
 
-/// Counter of the bytes and messages of one direction. Clones share it.
+/// Counter of the bytes and gRPC messages of a request or response. Clones share it.
 #[derive(Clone, Debug)]
 pub(in crate::http) struct Count(Arc<Mutex<Counted>>);
 
 #[derive(Debug, Default)]
 struct Counted {
     bytes: u64,
-    /// Message counter of gRPC bodies.
+    /// Message counter, for bodies of gRPC only.
     messages: Option<Messages>,
     grpc_status: Option<u32>,
     is_complete: bool,
@@ -22,12 +22,12 @@ struct Counted {
     is_late: bool,
 }
 
-/// Counter of the messages of a gRPC stream: each begins with five bytes, of which four are its length.
+/// Counter of gRPC messages, each of which begins with five bytes: a flag and the length.
 #[derive(Debug, Default)]
 struct Messages {
     count: u64,
     prefix: Vec<u8>,
-    /// Remaining bytes of the current message.
+    /// Bytes of the current message that have not arrived yet.
     left: usize,
 }
 
@@ -40,22 +40,22 @@ impl Count {
         })))
     }
 
-    /// Returns the number of bytes so far.
+    /// Returns the number of bytes counted so far.
     pub(in crate::http) fn bytes(&self) -> u64 {
         self.0.lock().bytes
     }
 
-    /// Returns the number of gRPC messages so far.
+    /// Returns the number of gRPC messages counted so far.
     pub(in crate::http) fn messages(&self) -> u64 {
         self.0.lock().messages.as_ref().map_or(0, |one| one.count)
     }
 
-    /// Returns the final gRPC status of a response.
+    /// Returns the `grpc-status` of the response's headers or trailers, if received.
     pub(in crate::http) fn grpc_status(&self) -> Option<u32> {
         self.0.lock().grpc_status
     }
 
-    /// Whether the body was forwarded completely.
+    /// Whether the whole body has been forwarded.
     pub(in crate::http) fn is_complete(&self) -> bool {
         self.0.lock().is_complete
     }
@@ -65,17 +65,17 @@ impl Count {
         self.0.lock().is_broken
     }
 
-    /// Whether the deadline expired before the end of the body.
+    /// Whether the request's deadline expired before the end of the body.
     pub(in crate::http) fn is_late(&self) -> bool {
         self.0.lock().is_late
     }
 
-    /// Adds bytes that are not part of a streamed body.
+    /// Counts bytes that do not pass through a wrapped body, such as those of an upgraded connection.
     pub(in crate::http) fn add(&self, bytes: usize) {
         self.0.lock().bytes += u64::try_from(bytes).unwrap_or(u64::MAX);
     }
 
-    /// Records the gRPC status in headers or trailers.
+    /// Records `grpc-status` from headers or trailers.
     pub(in crate::http) fn grpc_status_of(&self, headers: &HeaderMap) {
         let status = headers.get("grpc-status");
         let status = status.and_then(|status| status.to_str().ok()?.parse().ok());

@@ -2,9 +2,9 @@
 //! stops sending. Each holds a connection, and a worker of the application or the client.
 //!
 //! Exactly two waits are limited: for an upload until its response begins, and for the rest of a response with a
-//! declared length. All others may be idle for any time, as intended: a request that waits for its response, a response
-//! without a declared length (server-sent events, watches, long polls), a bidirectional stream once its response has
-//! begun, gRPC, Connect, and upgraded connections.
+//! declared length. All others may be idle for any time: a request that waits for its response, a response without a
+//! declared length (server-sent events, watches, long polls), a bidirectional stream once its response has begun, gRPC,
+//! Connect, and upgraded connections.
 
 use std::{
     pin::Pin,
@@ -28,12 +28,12 @@ use crate::{
     message::{Body, BodyError},
 };
 
-/// Error of a body that exceeded its idle timeout.
+/// Error of a body that was idle for longer than the timeout.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("nothing of the body came for {0:?} (AMBIT_STREAM_IDLE_TIMEOUT)")]
 pub(in crate::http) struct IdleError(Duration);
 
-/// Idle timeouts of the bodies of one request.
+/// Idle timeouts of the request and response bodies of one request.
 #[derive(Clone, Debug)]
 pub(in crate::http) struct IdleTimeout {
     /// Idle timeout; `None` disables it.
@@ -43,31 +43,31 @@ pub(in crate::http) struct IdleTimeout {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Whether the response has begun, after which the request's body has no timeout.
+    /// Whether the response has begun: from then on the request body has no idle timeout.
     has_begun: AtomicBool,
-    /// Whether the request's body timed out.
+    /// Whether the request body has timed out.
     is_over: AtomicBool,
 }
 
-/// Direction of the body.
+/// Direction of a body, which decides when its idle timeout applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Request,
     Response,
 }
 
-/// Body with an idle timeout.
+/// Body whose reader waits for frames only until the idle timeout.
 struct Awaited {
     body: Body,
     limit: Duration,
     direction: Direction,
     state: Arc<State>,
-    /// Timer since the reader began to wait for the next frame.
+    /// Timer that started when the reader began to wait for the next frame.
     wait: Option<Pin<Box<Sleep>>>,
 }
 
 impl IdleTimeout {
-    /// Creates the timeouts of a request with these headers; zero disables them.
+    /// Creates the timeouts for a request with these headers; a zero limit disables them.
     pub(in crate::http) fn new(limit: Duration, headers: &HeaderMap, is_upgrade: bool) -> Self {
         let is_bounded = !limit.is_zero() && !is_upgrade && !is_stream(headers);
         Self {
@@ -76,9 +76,11 @@ impl IdleTimeout {
         }
     }
 
-    /// Waits for a frame of a body that is read outside of [`Self::request`].
+    /// Applies the idle timeout to reading the request body before it is wrapped, such as for an authorization
+    /// provider.
     ///
-    /// # Errors When the future exceeds the timeout.
+    /// # Errors
+    /// When the future exceeds the timeout.
     pub(in crate::http) async fn bound<T>(
         &self,
         waiting: impl Future<Output = T>,
@@ -97,7 +99,8 @@ impl IdleTimeout {
         self.watch(body, Direction::Request)
     }
 
-    /// Wraps a response's body, which fails when it is idle although its length is declared.
+    /// Wraps a response body of declared length, which fails when it is idle for too long; returns other bodies
+    /// unchanged.
     pub(in crate::http) fn response(&self, body: Body) -> Body {
         self.state.has_begun.store(true, Relaxed);
         match body.size_hint().exact() {
@@ -106,7 +109,7 @@ impl IdleTimeout {
         }
     }
 
-    /// Returns the response to a request whose body timed out.
+    /// Returns the reply (408) to a request whose body has timed out.
     pub(in crate::http) fn reply(&self) -> Option<Reply> {
         let limit = self.limit.filter(|_| self.state.is_over.load(Relaxed))?;
         Some(IdleError(limit).into())
@@ -127,7 +130,7 @@ impl IdleTimeout {
     }
 }
 
-/// Whether a request is a stream of messages, in either direction.
+/// Whether a request begins a stream of messages in either direction (gRPC, Connect), which may be idle.
 fn is_stream(headers: &HeaderMap) -> bool {
     let of = headers.get(CONTENT_TYPE).map(http::HeaderValue::as_bytes);
     of.is_some_and(|of| {
@@ -207,7 +210,7 @@ mod tests {
         IdleTimeout::new(LIMIT, &headers, false)
     }
 
-    /// Whether waiting for a body's next frame exceeds the limit.
+    /// Whether the next frame of a body takes longer than a day.
     async fn is_waited_for(body: &mut Body) -> bool {
         let most = Duration::from_secs(86_400);
         tokio::time::timeout(most, body.frame()).await.is_err()
@@ -292,7 +295,7 @@ mod tests {
         assert!(bounded.bound(tokio::time::sleep(LIMIT * 9)).await.is_err());
     }
 
-    /// Body with a declared length.
+    /// Body that declares a length to its reader.
     struct Declared(Body);
 
     impl HttpBody for Declared {

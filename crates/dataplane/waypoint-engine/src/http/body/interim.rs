@@ -1,5 +1,5 @@
-//! Interim responses of applications (102, 103), which are forwarded to clients of HTTP/1.1; and requests that wait for
-//! `100 Continue` before they send their body (`Expect: 100-continue`, RFC 9110, section 10.1.1).
+//! Forwards interim responses of applications (102, 103) to clients of HTTP/1.1, and holds request bodies until the
+//! application sends `100 Continue` (`Expect: 100-continue`, RFC 9110, section 10.1.1).
 //!
 //! The client's expectation is forwarded to the application. Until it responds with 100, nothing of the body is read
 //! from the client, so that the client does not receive 100 either; a final response such as 413 or 417 is forwarded
@@ -33,7 +33,7 @@ use crate::{
 const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 const CONTINUE: HeaderValue = HeaderValue::from_static("100-continue");
 
-/// Handle to the client's connection, for interim responses to one of its requests.
+/// Handle that sends interim responses to one request on the client's connection.
 #[derive(Clone, Debug)]
 pub(in crate::http) struct Interim(pub(in crate::http) Additions);
 
@@ -49,7 +49,7 @@ impl Interim {
     }
 }
 
-/// Whether a client waits for `100 Continue` before it sends the body.
+/// Whether a request expects `100 Continue` before its client sends the body.
 pub(in crate::http) fn is_expected<B: HttpBody>(request: &Request<B>) -> bool {
     let mut lines = request.headers().get_all(EXPECT).iter();
     let is_continue = lines
@@ -58,7 +58,7 @@ pub(in crate::http) fn is_expected<B: HttpBody>(request: &Request<B>) -> bool {
     is_continue && lines.next().is_none() && !request.body().is_end_stream()
 }
 
-/// Wraps the body of a request, which waits for the application's 100 if the client expects it.
+/// Holds the body of a request until the application sends 100, if the client expects that.
 pub(in crate::http) fn hold(body: Body, expectation: Option<&Expectation>) -> Body {
     match expectation {
         Some(expectation) => expectation.hold(body),
@@ -66,7 +66,7 @@ pub(in crate::http) fn hold(body: Body, expectation: Option<&Expectation>) -> Bo
     }
 }
 
-/// Forwards interim responses of an HTTP/1.1 request, and releases the body once the application requests it.
+/// Forwards the interim responses to an HTTP/1.1 request to its client, and releases the body when one of them is 100.
 pub(in crate::http) fn follow(
     request: &mut Request<Body>,
     expectation: Option<&Expectation>,
@@ -91,36 +91,36 @@ pub(in crate::http) fn follow(
     });
 }
 
-/// State of a request's `Expect: 100-continue`. Clones share it.
+/// State of a request with `Expect: 100-continue`. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(in crate::http) struct Expectation(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
     phase: Phase,
-    /// Task that waits for the body.
+    /// Waker of the task that waits to send the body.
     task: Option<Waker>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
-    /// No response of the application yet.
+    /// No response of the application yet: the body is held.
     #[default]
     Unknown,
-    /// The application has requested the body.
+    /// Interim response 100: the body is sent.
     Met,
-    /// The application has responded without reading the body.
+    /// Final response before any 100: the body is not sent.
     Answered,
-    /// The response has ended: the body is dropped.
+    /// End of that final response: the body is dropped.
     Over,
 }
 
-/// Error of a body that the application did not request until its response ended.
+/// Error of a held body whose request ended before the application sent 100.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the application answered the request without its body")]
 struct BodyNotRequested;
 
-/// Guard of a response to an unsent body, which ends the request on drop.
+/// Guard of a final response to a request whose body was not sent. It drops the body when the response ends.
 #[derive(Debug)]
 pub(in crate::http) struct EarlyResponseGuard {
     #[expect(dead_code, reason = "dropping it ends the request")]
@@ -154,7 +154,7 @@ impl Expectation {
         }
     }
 
-    /// Records the final response: a body that has not been sent until now is not sent any more.
+    /// Records the application's final response. A body that has not been released until then is not sent.
     pub(in crate::http) fn answered(expectation: Option<&Self>) -> EarlyResponseGuard {
         let ending = expectation.map(|one| {
             one.advance(Phase::Unknown, Phase::Answered);
@@ -163,7 +163,7 @@ impl Expectation {
         EarlyResponseGuard { ending }
     }
 
-    /// Holds the request body until the application wants it.
+    /// Holds the request body until the application sends 100 or [`CONTINUE_TIMEOUT`] expires.
     fn hold(&self, body: Body) -> Body {
         let held = ExpectedBody {
             body,
@@ -177,7 +177,7 @@ impl Expectation {
 struct ExpectedBody {
     body: Body,
     expectation: Expectation,
-    /// Timer since the application received the request headers.
+    /// Timer that started when the request headers were sent to the application.
     continue_timer: Option<Pin<Box<Sleep>>>,
 }
 

@@ -1,4 +1,4 @@
-//! Request body of which a prefix has been buffered, and is replayed.
+//! Request body whose beginning has been buffered and is replayed before the rest.
 
 use std::{
     collections::VecDeque,
@@ -13,10 +13,10 @@ use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use super::idle::{IdleError, IdleTimeout};
 use crate::memory::{ConnectionMemory, Exhausted, Permit, Use};
 
-/// Charged bytes of a frame besides its data.
+/// Bytes charged for a buffered frame in addition to its data.
 const FRAME_BYTES: usize = 64;
 
-/// Buffered prefix of a body.
+/// Buffered beginning of a request body.
 #[derive(Debug, Default)]
 pub(in crate::http) struct BufferedPrefix {
     frames: VecDeque<Frame<Bytes>>,
@@ -24,7 +24,7 @@ pub(in crate::http) struct BufferedPrefix {
     permit: Option<Permit>,
 }
 
-/// Reason why the prefix of a body is not available.
+/// Reason why the beginning of a body could not be buffered.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::http) enum PrefixError {
     #[error(transparent)]
@@ -35,7 +35,7 @@ pub(in crate::http) enum PrefixError {
     Idle(#[from] IdleError),
 }
 
-/// A body with a buffered prefix.
+/// Body that replays a buffered prefix, and then streams the rest.
 #[derive(Debug)]
 pub(in crate::http) struct PrefixedBody {
     prefix: BufferedPrefix,
@@ -43,9 +43,10 @@ pub(in crate::http) struct PrefixedBody {
 }
 
 impl BufferedPrefix {
-    /// Reads a body up to its end or a maximum number of bytes.
+    /// Buffers a body up to its end or a maximum number of bytes.
     ///
-    /// # Errors When the body fails or stalls, or the budget has no room.
+    /// # Errors
+    /// When the body fails or stalls, or the budget has no room.
     pub(in crate::http) async fn of(
         body: &mut Incoming,
         most: usize,
@@ -68,23 +69,23 @@ impl BufferedPrefix {
         Ok(prefix)
     }
 
-    /// Whether any frame has been read.
+    /// Whether any frame of the body has been buffered.
     pub(in crate::http) fn has_frames(&self) -> bool {
         !self.frames.is_empty()
     }
 
-    /// Returns the length in bytes.
+    /// Returns the number of buffered bytes.
     pub(in crate::http) fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Returns the first bytes.
+    /// Returns at most `most` bytes from the beginning.
     pub(in crate::http) fn first(&self, most: usize) -> Vec<u8> {
         let data = self.frames.iter().filter_map(Frame::data_ref).flatten();
         data.take(most).copied().collect()
     }
 
-    /// Returns the whole body, including the rest of the stream.
+    /// Returns the whole body: the buffered prefix, and then the rest of the stream.
     pub(in crate::http) fn with(self, rest: Incoming) -> PrefixedBody {
         PrefixedBody { prefix: self, rest }
     }

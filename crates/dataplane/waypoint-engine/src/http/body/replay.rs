@@ -1,4 +1,4 @@
-//! Request bodies that are buffered for retries, up to a maximum size.
+//! Buffers request bodies for retries, up to a maximum size.
 
 use std::{
     pin::Pin,
@@ -19,10 +19,10 @@ use crate::{
 
 /// Maximum size of a replayable body. Requests with larger ones are not retried.
 pub(in crate::http) const MAX_REPLAY_BYTES: usize = 64 << 10;
-/// Charged bytes of a frame besides its data.
+/// Bytes charged for a buffered frame in addition to its data.
 const FRAME_BYTES: usize = 64;
 
-/// Body that can be read again from its beginning, unless it is too large.
+/// Request body that is buffered while it streams, so that a retry can send it again; unless it is too large.
 #[derive(Clone)]
 pub(in crate::http) struct ReplayBody(Arc<Mutex<Inner>>);
 
@@ -30,12 +30,12 @@ struct Inner {
     source: Body,
     frames: Vec<Part>,
     bytes: usize,
-    /// Budget to which the buffered body is charged.
+    /// Memory budget to which the buffered frames are charged.
     memory: ConnectionMemory,
     permit: Option<Permit>,
     is_whole: bool,
     is_lost: bool,
-    /// Number of the current reader; earlier readers receive no more frames.
+    /// Number of the current attempt; bodies of earlier attempts receive no more frames.
     turn: u64,
     /// Total size in bytes, if known.
     length: Option<u64>,
@@ -51,11 +51,11 @@ struct Reading {
     replay: ReplayBody,
     turn: u64,
     next: usize,
-    /// Remaining bytes, if known.
+    /// Remaining bytes of the body, if its length is known.
     left: Option<u64>,
 }
 
-/// Error of a reader that a retry has superseded.
+/// Error of an attempt's body after a retry has begun.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the request is sent again")]
 struct Superseded;
@@ -75,12 +75,13 @@ impl ReplayBody {
         })))
     }
 
-    /// Whether everything that was read is still buffered.
+    /// Whether all frames read so far are still buffered.
     pub(in crate::http) fn is_replayable(&self) -> bool {
         !self.0.lock().is_lost
     }
 
-    /// Returns the body from its beginning; `None` if it is too large. The previous reader receives no more frames.
+    /// Returns the body from its beginning for the next attempt; `None` if it was too large to buffer. The body of the
+    /// previous attempt receives no more frames.
     pub(in crate::http) fn rewind(&self) -> Option<Body> {
         let mut inner = self.0.lock();
         if inner.is_lost {
@@ -119,7 +120,7 @@ impl Inner {
         }
     }
 
-    /// Charges more bytes; false if the budget has no room.
+    /// Charges further bytes to the memory budget; false if it has no room.
     fn charge(&mut self, bytes: usize) -> bool {
         match &mut self.permit {
             Some(permit) => self.memory.grow(Use::RetryBody, permit, bytes).is_ok(),

@@ -1,5 +1,5 @@
-//! Bodies that are copied to mirrors while they are forwarded. The original never waits for a mirror: one that lags too
-//! far behind is dropped.
+//! Copies request bodies to mirrors while they are forwarded. The original request never waits for a mirror: a mirror
+//! that lags too far behind receives no more.
 
 use std::{
     pin::Pin,
@@ -21,29 +21,29 @@ use crate::{
     mirrors::BufferedBytes,
 };
 
-/// Maximum bytes by which one mirror may lag.
+/// Maximum bytes that one mirror may lag behind the original body.
 pub(in crate::http) const MAX_LAG_BYTES: usize = 1 << 20;
-/// Maximum bytes by which all mirrors of a worker may lag together.
+/// Maximum bytes that all mirrors of a worker together may lag behind.
 const MAX_TOTAL_LAG_BYTES: usize = 32 << 20;
-/// Charged bytes of a frame besides its data.
+/// Bytes charged for a buffered frame in addition to its data.
 const FRAME_BYTES: usize = 64;
 
-/// Outcome of copying a body.
+/// Result of copying a body to one mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::http) enum CopyOutcome {
-    /// The body was copied, as far as it was received.
+    /// Original body that was copied to its end.
     Complete,
-    /// The mirror was too slow.
+    /// Mirror that lagged too far behind.
     TooSlow,
 }
 
-/// Body that is forwarded, and copied to mirrors.
+/// Original body, whose frames are copied to mirrors when they are read.
 struct Tee {
     inner: Body,
     copies: Vec<CopySender>,
 }
 
-/// Sender of the copy for one mirror.
+/// Sender of a body's copy to one mirror.
 struct CopySender {
     pieces: mpsc::UnboundedSender<Piece>,
     own: Arc<AtomicUsize>,
@@ -57,7 +57,7 @@ enum Piece {
     End,
 }
 
-/// Buffered bytes for a mirror, released on drop.
+/// Buffered frame of a copy, which counts towards the worker's limit until it is dropped.
 struct BufferedPiece {
     bytes: usize,
     own: Arc<AtomicUsize>,
@@ -72,10 +72,10 @@ impl Drop for BufferedPiece {
     }
 }
 
-/// Body that a mirror receives.
+/// Copy of a body that is sent to a mirror.
 struct CopyBody {
     pieces: mpsc::UnboundedReceiver<Piece>,
-    /// Remaining bytes, if known.
+    /// Remaining bytes of the body, if its length is known.
     left: Option<u64>,
 }
 
@@ -118,7 +118,7 @@ pub(in crate::http) fn tee(
 }
 
 impl CopySender {
-    /// Sends a frame to the mirror; false if it accepts no more.
+    /// Queues a copy of a frame for the mirror; false if the mirror lags too far behind.
     fn give(&mut self, frame: &Frame<Bytes>) -> bool {
         let (copy, bytes) = match (frame.data_ref(), frame.trailers_ref()) {
             (Some(data), _) => (Frame::data(data.clone()), data.len() + FRAME_BYTES),
@@ -151,7 +151,7 @@ impl CopySender {
         }
     }
 
-    /// Marks the copy as complete.
+    /// Ends the copy, since the original body is complete.
     fn complete(mut self) {
         let _taken = self.pieces.send(Piece::End);
         self.end(CopyOutcome::Complete);

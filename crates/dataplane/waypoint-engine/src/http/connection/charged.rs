@@ -1,5 +1,5 @@
-//! Response bodies whose buffered frames are charged to the client's budget until it has read them: a client that does
-//! not read could make its connections hold them.
+//! Charges buffered frames of response bodies to the client's memory budget until the connection has sent them, so that
+//! a client that does not read cannot make the waypoint buffer without limit.
 
 use std::{
     pin::Pin,
@@ -15,13 +15,13 @@ use crate::{
     message::{Body, BodyError},
 };
 
-/// Body whose frames are charged.
+/// Response body whose frames are charged while the connection buffers them.
 struct Charged {
     inner: Body,
     memory: ConnectionMemory,
 }
 
-/// Bytes of a frame, released when the connection has sent them.
+/// Data of a frame with its memory permit, released when the connection has sent the data.
 struct ChargedBytes {
     bytes: Bytes,
     _permit: Permit,

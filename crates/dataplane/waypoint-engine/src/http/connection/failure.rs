@@ -1,4 +1,4 @@
-//! Connections that end because the client violates HTTP. They are counted and logged like requests.
+//! Reports connections that end because the client violates HTTP. They are counted and logged like requests.
 
 use std::{
     error::Error,
@@ -13,13 +13,13 @@ use ambit_telemetry::http::{
 
 use crate::{message::Version, session::Session};
 
-/// Violation of HTTP: the status of hyper's response, if any, and its label in metrics.
+/// Violation of HTTP by a client: status of hyper's response, if it sent one, and reason label in metrics.
 struct Violation {
     status: u16,
     reason: &'static str,
 }
 
-/// Reports why a connection ended.
+/// Reports a connection that hyper has ended with an error.
 pub(in crate::http) fn report(session: &Session, version: Version, error: &hyper::Error) {
     let caller = session.caller.address;
     let text = chain(error);
@@ -34,7 +34,7 @@ pub(in crate::http) fn report(session: &Session, version: Version, error: &hyper
     end(session, version, Violation { status, reason }, &text);
 }
 
-/// Reports an HTTP/1 connection that is refused with a response of this status; 0 for no response.
+/// Reports an HTTP/1 connection that the waypoint rejects with a response of this status; 0 for no response.
 pub(in crate::http) fn refused_as(
     session: &Session,
     status: u16,
@@ -44,7 +44,7 @@ pub(in crate::http) fn refused_as(
     end(session, Version::Http1, Violation { status, reason }, text);
 }
 
-/// Reports a connection for which a budget has no room.
+/// Reports a connection that is rejected because a memory budget has no room.
 pub(in crate::http) fn refused(session: &Session, version: Version, reason: &'static str) {
     end(session, version, Violation { status: 0, reason }, reason);
 }
@@ -88,7 +88,8 @@ fn end(session: &Session, version: Version, violation: Violation, text: &str) {
     }
 }
 
-/// Returns the reason why reading failed, if an error of our own caused it; hyper preserves only its kind.
+/// Returns the reason label of an error that the waypoint's own wrapper of the connection has caused (timeout or memory
+/// budget); hyper preserves only its kind.
 fn of_ours(error: &hyper::Error) -> Option<&'static str> {
     let source: &io::Error = error.source()?.downcast_ref()?;
     match source.kind() {

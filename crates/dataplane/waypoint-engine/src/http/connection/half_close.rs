@@ -1,9 +1,9 @@
 //! Cancels the request of an HTTP/1 client that closes its sending side while it waits for the response: nearly all
 //! clients that do so have gone.
 //!
-//! hyper does not read while a response is pending, and would notice the end only later. So the connection is read
-//! ahead by a few bytes, which hyper receives next. After a request that has been read completely, further bytes are
-//! discarded, so that they do not hide the end; the connection is closed after the retained ones.
+//! hyper does not read while a response is pending, and would notice the end only later. So this wrapper reads a few
+//! bytes ahead, which hyper receives next. After a request that has been read completely, further bytes are discarded,
+//! so that they do not hide the end; the connection is closed after the retained ones.
 
 use std::{
     io,
@@ -18,7 +18,7 @@ use super::header_timeout::RequestPacing;
 
 /// Maximum bytes that are read ahead while a response is pending.
 const MAX_AHEAD_BYTES: usize = 64 << 10;
-/// Buffer size of one read.
+/// Buffer size for reading ahead, in bytes.
 const READ_BYTES: usize = 4 << 10;
 
 /// Error of a client that closed its sending side while it waited for the response.
@@ -28,21 +28,24 @@ const READ_BYTES: usize = 4 << 10;
 )]
 pub(in crate::http) struct ClientClosed;
 
-/// Client's connection, whose writes fail once the client has gone.
+/// Client's connection that reads ahead while a response is pending, and fails hyper's writes once the client has
+/// closed its sending side.
 #[derive(Debug)]
 pub(in crate::http) struct HalfClose<IO> {
     io: IO,
-    /// Pacing of requests; `None` sends responses to half-closed clients.
+    /// State of the connection's requests; `None` if requests of half-closed clients are served to their end.
     pacing: Option<RequestPacing>,
     ahead: BytesMut,
-    /// Whether reading from the client has ended.
+    /// Whether the client has closed its sending side, or reading has failed.
     is_over: bool,
-    /// Whether bytes were discarded: nothing after the bytes that were read ahead may be served.
+    /// Whether bytes after those read ahead were discarded, so that the connection must be closed after the retained
+    /// ones.
     is_truncated: bool,
 }
 
 impl<IO> HalfClose<IO> {
-    /// Wraps a connection. Requests are cancelled if there is a `pacing`, which tracks the requests of the connection.
+    /// Wraps a client's connection. With `pacing`, which tracks the requests on it, a half-close cancels the pending
+    /// request.
     pub(in crate::http) fn new(io: IO, pacing: Option<RequestPacing>) -> Self {
         Self {
             io,
@@ -55,7 +58,7 @@ impl<IO> HalfClose<IO> {
 }
 
 impl<IO: AsyncRead + Unpin> HalfClose<IO> {
-    /// Reads ahead while a response is pending.
+    /// Reads ahead while a response is pending, to detect a half-close.
     fn look_ahead(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let Some(pacing) = &self.pacing else {
             return Ok(());
@@ -151,7 +154,7 @@ mod tests {
     use super::*;
     use crate::http::body::count::Count;
 
-    /// Returns a connection with a request in progress, whose body has been read completely or not.
+    /// Returns a connection with a pending response, whose request body has been read completely or not.
     fn serving(
         is_whole: bool,
     ) -> (

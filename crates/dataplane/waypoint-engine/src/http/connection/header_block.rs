@@ -1,8 +1,9 @@
-//! Timeout and memory of HTTP/2 header blocks that do not belong to a visible request yet.
+//! Timeout and memory charge for HTTP/2 header blocks of requests that hyper has not delivered yet.
 //!
-//! hyper decodes a block frame by frame, and keeps the decoded fields until the block ends, however long that takes;
-//! and it keeps trailers until the body before them is read. Both are charged here, by their bytes on the wire: a byte
-//! is at most one field, and a field takes at most [`FIELD_BYTES`] besides bytes that HPACK's table has, too.
+//! hyper decodes a block frame by frame, and keeps the decoded fields until the block ends, however long that takes; it
+//! also keeps trailers until the body before them is read. Both are charged here by their bytes on the wire: each byte
+//! is at most one field, and a field takes at most [`FIELD_BYTES`] in addition to its name and value, which HPACK's
+//! table holds as well.
 
 use std::{
     collections::HashMap,
@@ -20,19 +21,19 @@ use tokio::{
 use super::{header_timeout::TooSlow, overload::TooLarge};
 use crate::memory::{ConnectionMemory, Permit, Use};
 
-/// Bytes of one decoded field in a header map, including spare capacity.
+/// Bytes of a decoded field in a header map in addition to its name and value, including spare capacity.
 const FIELD_BYTES: usize = 128;
-/// Bytes that an empty field counts towards the limit of header sections (RFC 9113, section 6.5.2).
+/// Overhead of each field in HTTP/2's size of a header section (RFC 9113, section 6.5.2).
 const EMPTY_FIELD_BYTES: usize = 32;
-/// Bytes on the wire up to which trailers are not charged: trailers of gRPC and checksums are smaller.
+/// Size on the wire up to which trailers are not charged: those of gRPC and checksums are smaller.
 const FREE_TRAILERS: usize = 64;
-/// Connection preface of HTTP/2 clients (RFC 9113, section 3.4).
+/// Length of the connection preface of HTTP/2 clients (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
 const HEAD_BYTES: usize = 9;
-/// Bytes of blocks that are decoded before the task yields to others of the worker: each byte may be a field, of up to
-/// 4 KiB.
+/// Bytes of header blocks after which a connection's task yields to other tasks of the worker: each byte may decode to
+/// a field of up to 4 KiB.
 const MAX_BLOCK_BYTES_PER_POLL: usize = 1024;
-/// Size of reads while input is mostly header blocks, and the threshold of that share.
+/// Size of reads while most of the input is header blocks, and the share of a read from which it is.
 const DENSE_READ_BYTES: usize = 512;
 const DENSE_BLOCK_BYTES: usize = DENSE_READ_BYTES / 2;
 
@@ -42,7 +43,7 @@ const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 
-/// Header of a frame.
+/// Parsed header of an HTTP/2 frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Head {
     length: usize,
@@ -63,19 +64,19 @@ impl Head {
     }
 }
 
-/// Event in one direction's frames.
+/// Progress of parsing the frames of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
-    /// Start of a frame.
+    /// Header of a new frame.
     Begin(Head),
-    /// Bytes of the frame's payload received so far.
+    /// Further payload of the frame, with its number of bytes.
     Payload(Head, usize),
-    /// End of a frame's payload.
+    /// End of the frame's payload.
     End(Head),
 }
 
 impl Event {
-    /// Returns the received bytes of header blocks.
+    /// Returns the number of payload bytes that belong to a header block.
     fn block_bytes(self) -> usize {
         match self {
             Self::Payload(head, bytes) if matches!(head.kind, HEADERS | CONTINUATION) => bytes,
@@ -84,14 +85,14 @@ impl Event {
     }
 }
 
-/// Parser of the frames of one direction.
+/// Parser of the HTTP/2 frames of one direction.
 #[derive(Debug)]
 struct Frames {
-    /// Bytes before the first frame.
+    /// Bytes to skip before the first frame (the connection preface).
     skip: usize,
     head: [u8; HEAD_BYTES],
     head_bytes: usize,
-    /// Current frame, and its remaining bytes.
+    /// Frame whose payload is being received, and the remaining bytes of the payload.
     frame: Option<(Head, usize)>,
 }
 
@@ -147,7 +148,7 @@ impl Frames {
     }
 }
 
-/// Header block in progress.
+/// Header block that has begun and not ended.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     stream: u32,
@@ -155,19 +156,19 @@ struct Block {
     is_trailers: bool,
 }
 
-/// Header blocks of a connection that do not belong to a visible request yet.
+/// Header blocks and trailers on a connection that hyper holds before it delivers them.
 #[derive(Debug, Default)]
 struct Blocks {
     open: Option<Block>,
     last_stream: u32,
-    /// Charged bytes of trailers by stream, until their request ends.
+    /// Bytes charged for trailers, by stream, until the stream's request ends.
     trailers: HashMap<u32, usize>,
-    /// Maximum bytes of a header section.
+    /// Maximum size of a header section, in bytes.
     most: usize,
 }
 
 impl Blocks {
-    /// Returns an upper bound of the memory for a decoded block, from its bytes on the wire.
+    /// Returns an upper bound of the memory that a header block of this size on the wire takes once decoded.
     fn decoded(&self, wire: usize) -> usize {
         let most = (self.most / EMPTY_FIELD_BYTES) * FIELD_BYTES;
         wire.saturating_mul(FIELD_BYTES).min(most)
@@ -218,14 +219,14 @@ impl Blocks {
         self.trailers.remove(&stream);
     }
 
-    /// Returns the maximum memory of the decoded fields.
+    /// Returns an upper bound of the memory that all header blocks and trailers take.
     fn bytes(&self) -> usize {
         let open = self.open.map_or(0, |block| self.decoded(block.bytes));
         self.trailers.values().sum::<usize>() + open
     }
 }
 
-/// Client's HTTP/2 connection.
+/// Client's HTTP/2 connection that follows the frames in both directions, and charges and times header blocks.
 #[derive(Debug)]
 pub(in crate::http) struct HeaderBlocks<IO> {
     io: IO,
@@ -233,13 +234,14 @@ pub(in crate::http) struct HeaderBlocks<IO> {
     to_client: Frames,
     blocks: Blocks,
     limit: Duration,
-    /// Deadline of the current header block.
+    /// Deadline for the end of the current header block.
     until: Option<Pin<Box<Sleep>>>,
     memory: ConnectionMemory,
     permit: Option<Permit>,
-    /// Bytes of header blocks since the last yield.
+    /// Bytes of header blocks that were read since the task last yielded.
     block_bytes: usize,
-    /// Whether reads are small, so that little is decoded at once; initially true.
+    /// Whether the input is mostly header blocks, so that reads are small and little is decoded at once; initially
+    /// true.
     is_dense: bool,
 }
 
@@ -267,7 +269,7 @@ impl<IO> HeaderBlocks<IO> {
         }
     }
 
-    /// Charges the current memory of the header blocks.
+    /// Adjusts the memory permit to the current header blocks and trailers.
     fn charge(&mut self) -> io::Result<()> {
         let bytes = self.blocks.bytes();
         let held = self.permit.as_ref().map_or(0, Permit::bytes);
@@ -337,7 +339,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for HeaderBlocks<IO> {
     }
 }
 
-/// Reads a limited number of bytes.
+/// Reads at most a given number of bytes.
 fn poll_read_some<IO: AsyncRead>(
     io: Pin<&mut IO>,
     cx: &mut Context<'_>,

@@ -26,74 +26,74 @@ use crate::{
     wire::{Additions, WithTrailers},
 };
 
-/// Error of a request's header section that did not end in time.
+/// Error of a header section that was not complete in time.
 #[derive(Debug, thiserror::Error)]
 #[error("the header section of a request did not end in time")]
 pub(in crate::http) struct TooSlow;
 
-/// Maximum bytes of small pieces that are written together.
+/// Maximum total bytes of small buffers that one write gathers.
 const GATHERED_BYTES: usize = 16 << 10;
 
-/// Pacing of the requests on a connection. Clones share it.
+/// State of the requests on one HTTP/1 connection, which timeouts and closing depend on. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(in crate::http) struct RequestPacing(Arc<Requests>);
 
 #[derive(Debug, Default)]
 struct Requests {
-    /// Number of requests so far.
+    /// Number of requests received so far.
     begun: AtomicUsize,
-    /// Number of requests whose responses are pending.
+    /// Number of requests whose responses have not been sent completely.
     served: AtomicUsize,
-    /// Counter of the current request's body, as far as it has been read.
+    /// Counter of the latest request's body, which shows whether it has been read completely.
     body: Mutex<Option<Count>>,
-    /// Whether the connection has switched protocols.
+    /// Whether the connection has been upgraded to another protocol.
     is_upgraded: AtomicBool,
-    /// Bytes to write in addition to hyper's output.
+    /// Trailers and interim responses to write besides hyper's output.
     additions: Additions,
 }
 
 impl RequestPacing {
-    /// Records the start of a request, whose header section is complete.
+    /// Records that the header section of a request is complete.
     pub(in crate::http) fn begin(&self) -> Serving {
         self.0.begun.fetch_add(1, Relaxed);
         self.0.served.fetch_add(1, Relaxed);
         Serving(self.0.clone())
     }
 
-    /// Returns the queue of bytes to write in addition to hyper's output.
+    /// Returns the queue of trailers and interim responses to write besides hyper's output.
     pub(in crate::http) fn additions(&self) -> &Additions {
         &self.0.additions
     }
 
-    /// Sets the counter of the current request's body.
+    /// Sets the counter of the latest request's body.
     pub(in crate::http) fn reads(&self, body: Count) {
         *self.0.body.lock() = Some(body);
     }
 
-    /// Whether a response is pending.
+    /// Whether a response is pending on the connection.
     pub(in crate::http) fn is_serving(&self) -> bool {
         self.0.served.load(Relaxed) > 0 && !self.0.is_upgraded.load(Relaxed)
     }
 
-    /// Whether the last request has not been read completely.
+    /// Whether the latest request's body has not been read to its end.
     pub(in crate::http) fn has_cut_request(&self) -> bool {
         let body = self.0.body.lock();
         body.as_ref().is_some_and(|body| !body.is_complete())
     }
 
-    /// Whether the current request has been read completely.
+    /// Whether the latest request's body has been read to its end.
     pub(in crate::http) fn has_whole_request(&self) -> bool {
         let body = self.0.body.lock();
         body.as_ref().is_some_and(Count::is_complete)
     }
 }
 
-/// Guard of a request until its response has been sent.
+/// Guard of a request, held until its response has been sent.
 #[derive(Debug)]
 pub(in crate::http) struct Serving(Arc<Requests>);
 
 impl Serving {
-    /// Disables the timeout, since the connection switches protocols.
+    /// Disables the header timeout for good, since the connection is upgraded.
     pub(in crate::http) fn for_good(self) {
         self.0.is_upgraded.store(true, Relaxed);
         std::mem::forget(self);
@@ -106,16 +106,16 @@ impl Drop for Serving {
     }
 }
 
-/// Connection with a timeout for header sections.
+/// HTTP/1 connection with a timeout for header sections.
 #[derive(Debug)]
 pub(in crate::http) struct Paced<IO> {
     io: IO,
     pacing: RequestPacing,
     limit: Duration,
-    /// Deadline of the current header section, and the number of requests before it.
+    /// Number of requests before the current header section, and the section's deadline.
     until: Option<(usize, Pin<Box<Sleep>>)>,
     memory: ConnectionMemory,
-    /// Memory of the incomplete header section.
+    /// Memory permit of the incomplete header section.
     begun: Option<Permit>,
 }
 
@@ -195,7 +195,7 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Paced<IO> {
         Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
     }
 
-    /// Writes small pieces together, such as the head of a response and its body.
+    /// Writes several small buffers at once, such as a response's headers and body.
     fn poll_write_vectored(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -216,14 +216,14 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Paced<IO> {
         Pin::new(&mut this.io).poll_write(cx, &gathered)
     }
 
-    /// Whether hyper writes the pieces of a body separately, so that they are charged while they wait; otherwise it
-    /// would copy them into a buffer of its own.
+    /// Reports support for vectored writes. hyper then keeps the buffers of a body, which are charged until they are
+    /// sent, instead of copying them into its own.
     fn is_write_vectored(&self) -> bool {
         true
     }
 }
 
-/// Response body, whose end completes the request.
+/// Response body that holds the guard of its request.
 #[derive(Debug)]
 pub(in crate::http) struct Answered<B> {
     pub(in crate::http) body: WithTrailers<B>,

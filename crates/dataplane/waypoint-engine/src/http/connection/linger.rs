@@ -16,14 +16,14 @@ use tokio::{
 
 use super::header_timeout::RequestPacing;
 
-/// Maximum time of reading a client that keeps sending.
+/// Maximum time for which a closing connection reads a client that keeps sending.
 const MAX_LINGER: Duration = Duration::from_secs(30);
-/// Maximum time of waiting for a silent client to close the connection.
+/// Maximum time for which a closing connection waits for a silent client.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
-/// Buffer size of one read.
+/// Buffer size for reading discarded input, in bytes.
 const READ_BYTES: usize = 16 << 10;
 
-/// A client's connection.
+/// Client's connection that is closed with lingering if the last request was not read completely.
 #[derive(Debug)]
 pub(in crate::http) struct Linger<IO> {
     io: IO,
@@ -31,7 +31,7 @@ pub(in crate::http) struct Linger<IO> {
     closing: Option<Closing>,
 }
 
-/// State after the sending side was closed, while the rest of the request is read.
+/// State of a lingering close: the sending side is closed, and input is discarded.
 #[derive(Debug)]
 struct Closing {
     deadline: Instant,

@@ -1,5 +1,5 @@
-//! Refusal of connections that are not HTTP, on undeclared ports with routes, policies, tokens, plugins or limits for
-//! requests, which such connections would bypass.
+//! Rejects connections that are not HTTP at ports with undeclared protocol, if the target has routes, policies, JWT
+//! rules, plugins or rate limits for requests, which such connections would bypass.
 
 use std::time::Duration;
 
@@ -11,24 +11,24 @@ use tokio::{
 use super::failure;
 use crate::session::Session;
 
-/// Time for which a rejected client may keep sending, so that it can read the error.
+/// Time for which a rejected client may keep sending, so that it can read the error response.
 const LINGER: Duration = Duration::from_secs(2);
-/// Maximum bytes that are read while lingering.
+/// Maximum bytes that are read from a rejected client while lingering.
 const MAX_LINGER_BYTES: u64 = 64 << 10;
 
-/// Reason why a connection is not served as HTTP.
+/// Reason why a connection is rejected as not HTTP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotHttp {
-    /// First bytes of another protocol.
+    /// First bytes that are not HTTP.
     Other,
-    /// First line that does not end in time.
+    /// First line that is not complete in time.
     Slow,
     /// Client that sends nothing.
     Silent,
 }
 
 impl NotHttp {
-    /// Label of the counter.
+    /// Returns the reason label of the rejection counter.
     fn reason(self) -> &'static str {
         match self {
             Self::Other | Self::Silent => "not_http",
@@ -45,7 +45,7 @@ impl NotHttp {
     }
 }
 
-/// Rejects a connection that is not HTTP, and counts and logs it.
+/// Rejects a connection that is not HTTP with an error response, and counts and logs it.
 pub(crate) async fn refuse_connection<IO>(session: &Session, mut io: IO, why: NotHttp)
 where
     IO: AsyncRead + AsyncWrite + Unpin,

@@ -1,5 +1,5 @@
-//! Admission of requests by their memory: before a request is copied, its decoded header section and the memory of its
-//! handling are charged to the budgets of its connection, its caller and the process.
+//! Admission control by memory: before a request is copied, its decoded header section and the memory of handling it
+//! are charged to the budgets of its connection, its caller and the process.
 
 use http::{
     HeaderMap, Request, StatusCode,
@@ -14,20 +14,21 @@ use crate::{
     message::Version,
 };
 
-/// Charged bytes of an HTTP/2 request besides its headers: its tasks, its record, and its part of the connection's
-/// buffers.
+/// Bytes charged for an HTTP/2 request in addition to its headers: its tasks, its record, and its part of the
+/// connection's buffers.
 const HTTP2_REQUEST_BYTES: usize = 16 << 10;
-/// Charged bytes of an HTTP/1 request besides its headers: each request has buffers of its own on both sides.
+/// Bytes charged for an HTTP/1 request in addition to its headers: each request has buffers of its own on both sides.
 const HTTP1_REQUEST_BYTES: usize = 48 << 10;
 
-/// Error of header blocks that exceed the budget of their connection.
+/// Error of header blocks that exceed the memory budget of their connection.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("header sections on their way take more than the memory budget")]
 pub(in crate::http) struct TooLarge;
 
-/// Charges a request; a refused one is stripped of its headers immediately.
+/// Charges a request to its memory budgets. The headers of a rejected request are dropped immediately.
 ///
-/// # Errors With the response, when it has too many fields or is too long (431), or a budget is exhausted (503).
+/// # Errors
+/// With the response, when it has too many fields or is too long (431), or a budget is exhausted (503).
 pub(in crate::http) fn admit<B>(
     memory: &ConnectionMemory,
     limits: HeaderLimits,
@@ -58,14 +59,14 @@ pub(in crate::http) fn admit<B>(
     admitted
 }
 
-/// Whether a header section has more fields than are allowed. HTTP/2 clients may send each cookie in a field of its own
-/// (RFC 9113, section 8.2.3).
+/// Whether a header section has more fields than allowed. Cookies count as one field, since HTTP/2 clients may split
+/// them (RFC 9113, section 8.2.3).
 pub(in crate::http) fn has_too_many_fields(headers: &HeaderMap, limits: HeaderLimits) -> bool {
     let cookies = headers.get_all(COOKIE).iter().count();
     headers.len() - cookies.saturating_sub(1) > limits.fields
 }
 
-/// Returns the bytes of the fields of a header section in HTTP/1's format.
+/// Returns the size of a header section in HTTP/1's format, in bytes.
 fn length(headers: &HeaderMap) -> usize {
     let line = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
         name.as_str().len() + value.len() + ": \r\n".len()

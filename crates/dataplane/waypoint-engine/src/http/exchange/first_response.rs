@@ -1,4 +1,4 @@
-//! The first response to a request: an endpoint's, or a plugin's while the request is being sent.
+//! Waits for the first response to a request: an endpoint's, or a plugin's while the request is being sent.
 
 use std::pin::Pin;
 
@@ -11,15 +11,16 @@ use crate::http::{
     send::{Failure, UpstreamResponse},
 };
 
-/// First response to a request.
+/// First response to a request that is being sent.
 pub(super) enum FirstResponse {
-    /// Result of sending the request to an endpoint.
+    /// Response of the endpoint, or failure to send the request.
     Upstream(Result<UpstreamResponse, Failure>),
-    /// Response of a plugin.
+    /// Response of a plugin in place of the application's.
     Plugin(Response<ResponseBody>),
 }
 
-/// Sends a request until its deadline, unless its body is not read or a plugin responds.
+/// Drives the sending of a request until an endpoint or a plugin responds. The deadline, or an endpoint that does not
+/// read the request body, ends it with a failure.
 pub(super) async fn first_response(
     mut sending: Pin<&mut impl Future<Output = Result<UpstreamResponse, Failure>>>,
     deadline: Option<Instant>,

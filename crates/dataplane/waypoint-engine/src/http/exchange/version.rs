@@ -8,8 +8,8 @@ use crate::{
     session::Session,
 };
 
-/// Returns the version in which a request is sent: the declared one of the port, unless a DestinationRule chooses
-/// another.
+/// Returns the HTTP version in which a request is sent to its destination: as the port declares it, unless a
+/// DestinationRule sets another.
 pub(super) fn version(
     session: &Session,
     destination: &Destination,

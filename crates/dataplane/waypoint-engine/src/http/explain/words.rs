@@ -1,4 +1,4 @@
-//! Texts of the steps of an explanation.
+//! Builds the texts of an explanation's steps.
 
 use ambit_jwt::{Authenticated, Denial};
 use ambit_l7::{
@@ -13,7 +13,7 @@ use http::Response;
 use super::Destination;
 use crate::{destination::Port, message::Body};
 
-/// Describes the response of the waypoint; gRPC clients receive a gRPC status.
+/// Describes a response that the waypoint would generate; gRPC clients receive a gRPC status.
 pub(super) fn answered(response: &Response<Body>, why: &str) -> End {
     let grpc = response.headers().get("grpc-status");
     let grpc = grpc.and_then(|status| status.to_str().ok());
@@ -26,8 +26,8 @@ pub(super) fn answered(response: &Response<Body>, why: &str) -> End {
     }
 }
 
-/// Describes the verification of tokens, by the applicable objects. Reveals only the issuer and subject of a valid
-/// token.
+/// Describes the verification of tokens by the applicable RequestAuthentications. Reveals only the issuer and subject
+/// of a valid token.
 pub(super) fn authentication(
     applied: &[&Authentication],
     proved: Option<&Authenticated>,
@@ -98,8 +98,8 @@ pub(super) fn authentication(
     }
 }
 
-/// Describes the decision of policies; `is_allowed` is that of the data path, which also refuses a request that another
-/// provider would have to check.
+/// Describes the decision of policies. `is_allowed` is the decision of the data path, which also rejects a request that
+/// another authorization provider would have to check.
 pub(super) fn authorization(
     step: StepKind,
     decision: &HttpDecision,
@@ -134,7 +134,7 @@ pub(super) fn authorization(
     }
 }
 
-/// Describes the rule that matches.
+/// Describes the route rule that matches the request.
 pub(super) fn route(rule: &Rule, refused: Option<&str>, is_answered: bool) -> Step {
     let backends: Vec<_> = rule
         .backends()
@@ -175,7 +175,7 @@ fn rule_name(rule: &Rule) -> String {
     }
 }
 
-/// Describes an evaluated rule.
+/// Describes a route rule, and why the request does not match it.
 pub(super) fn rule(rule: &Rule, mismatch: Option<&Mismatch>) -> Considered {
     Considered {
         object: format!("{} {}", object(rule), rule_name(rule)),
@@ -192,7 +192,7 @@ pub(super) fn rule(rule: &Rule, mismatch: Option<&Mismatch>) -> Considered {
     }
 }
 
-/// Describes a rate limit that counts the request.
+/// Describes a rate limit that would count the request.
 pub(super) fn limit(config: &RateLimit) -> Considered {
     let dry_run = if config.dry_run { " (dry run)" } else { "" };
     Considered {
@@ -202,7 +202,7 @@ pub(super) fn limit(config: &RateLimit) -> Considered {
     }
 }
 
-/// Describes a fault with its fractions.
+/// Describes a fault filter with its delay, abort and fractions.
 pub(super) fn fault(of: &HttpFault) -> String {
     let share = |share: Share| format!("{} of {} requests", share.numerator, share.denominator);
     let delay = of
@@ -216,7 +216,7 @@ pub(super) fn fault(of: &HttpFault) -> String {
     format!("injected fault: {}", parts.join(", "))
 }
 
-/// Describes the policy of a destination.
+/// Describes the settings of a destination's `DestinationRule` or `BackendTLSPolicy`.
 pub(super) fn destination(destination: &Destination, port: &Port) -> Step {
     let name = match destination {
         Destination::Subset(service, port, subset) => format!("{service}:{port} subset {subset}"),
@@ -242,7 +242,7 @@ pub(super) fn destination(destination: &Destination, port: &Port) -> Step {
     }
 }
 
-/// Describes the chosen endpoint.
+/// Describes the endpoint that would receive the request.
 pub(super) fn endpoint(hop: &Hop) -> String {
     let address = hop.address;
     match hop.to {

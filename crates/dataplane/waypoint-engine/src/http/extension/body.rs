@@ -1,4 +1,4 @@
-//! Body of a request or response that one plugin filters.
+//! Passes the body of a request or response through one plugin.
 
 use std::{
     collections::VecDeque,
@@ -25,7 +25,7 @@ use crate::{
     message::{Body, BodyError},
 };
 
-/// Reason why a body ends early.
+/// Error that ends a body in a plugin.
 #[derive(Debug, thiserror::Error)]
 enum FilterError {
     #[error("a plugin answers in place of the application")]
@@ -40,18 +40,18 @@ enum FilterError {
     Failed(#[from] Failure),
 }
 
-/// Body that one plugin filters.
+/// Request or response body that passes through one plugin.
 pub(super) struct FilteredBody {
     of: Direction,
     running: Arc<StreamContext>,
     answered: Arc<LocalReply>,
     inner: Body,
     out: VecDeque<Frame<Bytes>>,
-    /// Whether the plugin has received trailers, which are forwarded when it continues.
+    /// Whether the plugin has received trailers, which are forwarded when the plugin continues.
     has_trailers: bool,
-    /// Whether the plugin paused the stream.
+    /// Whether the plugin has paused the body.
     is_paused: bool,
-    /// Bytes that the plugin holds.
+    /// Number of bytes that a paused plugin holds.
     held: usize,
     memory: ConnectionMemory,
     permit: Option<Permit>,
@@ -95,7 +95,7 @@ impl FilteredBody {
         through.boxed_unsync()
     }
 
-    /// Applies the outcome of a callback to the body.
+    /// Applies the result of a plugin's callback to the body: forwards, holds or ends it.
     fn apply(&mut self, outcome: Result<Outcome, Failure>) -> Result<(), FilterError> {
         match outcome {
             Ok(Outcome::Go) => self.release(),
@@ -207,7 +207,7 @@ impl FilteredBody {
         Ok(())
     }
 
-    /// Charges more bytes; false if the budget has no room.
+    /// Charges further held bytes to the memory budget; false if it has no room.
     fn charge(&mut self, bytes: usize) -> bool {
         match &mut self.permit {
             Some(permit) => self.memory.grow(Use::PluginBody, permit, bytes).is_ok(),
@@ -226,7 +226,7 @@ impl FilteredBody {
     }
 }
 
-/// Returns a local response of the waypoint in the plugin's place.
+/// Returns a response that the waypoint generates in the plugin's place.
 fn local_response(status: u16, details: &str) -> LocalResponse {
     LocalResponse {
         status,
@@ -280,7 +280,7 @@ impl HttpBody for FilteredBody {
     }
 }
 
-/// Body that a plugin does not filter, whose end ends the plugin's context.
+/// Body that the plugin does not filter; at its end the plugin's context is closed.
 struct UnfilteredBody {
     inner: Body,
     _running: Arc<StreamContext>,

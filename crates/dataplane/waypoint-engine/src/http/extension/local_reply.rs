@@ -1,9 +1,9 @@
-//! Response that a plugin gives in place of the application, while the body of the request is being sent.
+//! Response that a plugin gives in place of the application while the request body is being sent.
 
 use ambit_wasm::LocalResponse;
 use parking_lot::Mutex;
 
-/// Response of a plugin while the body is being sent.
+/// Slot for the response of a plugin while the request body is being sent.
 #[derive(Default)]
 pub(super) struct LocalReply {
     pub(super) response: Mutex<Option<LocalResponse>>,
@@ -11,7 +11,7 @@ pub(super) struct LocalReply {
 }
 
 impl LocalReply {
-    /// Sets the local response, if none is set.
+    /// Stores a plugin's response, unless one is stored already.
     pub(super) fn set(&self, response: LocalResponse) {
         self.response.lock().get_or_insert(response);
         self.notify.notify_one();

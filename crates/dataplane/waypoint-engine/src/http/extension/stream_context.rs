@@ -1,4 +1,4 @@
-//! Context of one request and its response in an instance of a plugin.
+//! Context of one request and its response in a plugin instance (proxy-wasm stream context).
 
 use std::{
     future::poll_fn,
@@ -17,13 +17,13 @@ use crate::{
 /// Response-code details of a failed plugin, as in Envoy.
 pub(super) const FAILED: &str = "wasm_fail_stream";
 
-/// Context of a request in an instance of a plugin, closed on drop.
+/// Context of a request in a plugin instance, closed on drop.
 pub(super) struct StreamContext {
     pub(super) plugin: Arc<Plugin>,
     pub(super) instance: Instance,
     pub(super) id: ContextId,
     pub(super) signal: Arc<Signal>,
-    /// Timeout for holding headers of a request or response.
+    /// Maximum time for which the plugin may pause the headers of a request or response.
     pub(super) hold: Duration,
 }
 
@@ -33,11 +33,11 @@ impl Drop for StreamContext {
     }
 }
 
-/// Reason why a plugin does not decide about a request.
+/// Reason why a plugin yields no decision about a request.
 pub(super) enum PluginError {
-    /// Failure of the plugin, handled by its fail strategy.
+    /// Failure of the plugin, after which its fail strategy applies.
     Failed(String),
-    /// Invalid request after a plugin's changes.
+    /// Rejection of a request that a plugin has changed invalidly.
     Refused(Reply),
 }
 
@@ -48,7 +48,7 @@ impl From<Failure> for PluginError {
 }
 
 impl StreamContext {
-    /// Waits until the plugin resumes or ends a paused request or response.
+    /// Waits until the plugin resumes the paused request or response, or responds itself.
     pub(super) async fn settled(
         &self,
         of: Direction,

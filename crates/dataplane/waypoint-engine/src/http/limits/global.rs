@@ -1,4 +1,4 @@
-//! Call of a rate-limit service, and its response.
+//! Calls a rate-limit service, and reads its decision.
 
 use ambit_l7::route::RouteRequest;
 use ambit_model::{GlobalLimit, LimitKey, LimitValue};
@@ -15,7 +15,7 @@ use crate::{
     session::Session,
 };
 
-/// Error of a rate-limit service without a decision.
+/// Error of a call to a rate-limit service that yields no decision.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LimitError {
     #[error("there is no rate-limit service to call: {0}")]
@@ -27,7 +27,7 @@ pub(super) enum LimitError {
 }
 
 impl LimitError {
-    /// Whether a limit that fails open lets the request pass after this error.
+    /// Whether a rate limit that fails open allows the request after this error.
     pub(super) fn may_fail_open(&self) -> bool {
         match self {
             Self::Ask(error) => error.may_fail_open(),
@@ -35,7 +35,7 @@ impl LimitError {
         }
     }
 
-    /// Outcome label of the error in metrics.
+    /// Returns the error's value of the outcome label in metrics.
     pub(super) fn outcome(&self) -> &'static str {
         match self {
             Self::Nobody(_) => "nobody",
@@ -46,9 +46,9 @@ impl LimitError {
     }
 }
 
-/// Returns the descriptors of a request; `None` if there are none, or if the service has checked all of them for the
-/// form `before`. A method and a path are sent in their original and in their normalized spelling, since the service's
-/// limits apply to both.
+/// Builds the descriptors that a rate-limit service receives for a request; `None` if there are none, or if the service
+/// has checked all of them for the previous form `before`. Method and path are sent in their original and in their
+/// normalized spelling, since the service's limits apply to both.
 pub(super) fn request(
     session: &Session,
     limiter: &Limiter,

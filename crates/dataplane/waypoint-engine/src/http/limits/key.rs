@@ -1,4 +1,4 @@
-//! Values of requests for the keys of rate limits.
+//! Evaluates the keys of rate limits for a request.
 
 use ambit_l7::{
     limits::{counted_header, counted_method, counted_path},
@@ -9,7 +9,7 @@ use http::HeaderName;
 
 use crate::session::Session;
 
-/// Returns the value of a request for a key; `None` if the request does not have it.
+/// Returns the request's value for a rate-limit key; `None` if the request has none.
 pub(super) fn key_value(
     session: &Session,
     request: &RouteRequest<'_>,

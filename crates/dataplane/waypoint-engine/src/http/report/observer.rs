@@ -1,4 +1,4 @@
-//! Observers of the decisions about a request: the record of a served request, or the explanation of a predicted one.
+//! Observers of the decisions about a request: the record of a served request, and the explanation of a predicted one.
 
 use std::sync::Arc;
 
@@ -8,15 +8,15 @@ use http::uri::PathAndQuery;
 
 use super::record::Record;
 
-/// Follows the decisions about one request.
+/// Receives the decisions about one request.
 pub(in crate::http) trait Observer {
-    /// Records the normalized host and target.
+    /// Records the request's normalized host and target.
     fn normalized(&mut self, host: &str, target: &PathAndQuery);
     /// Records that JWT authentication rejected the request.
     fn unauthenticated(&mut self, why: &Denial);
-    /// Records the decision of policies.
+    /// Records the decision of the authorization policies.
     fn policies_decided(&mut self, decision: &HttpDecision);
-    /// Records the matching rule of a route.
+    /// Records the route rule that matches the request.
     fn routed(&mut self, rule: &Arc<Rule>);
 }
 

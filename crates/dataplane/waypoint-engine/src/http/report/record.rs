@@ -1,4 +1,4 @@
-//! Record of a request in flight, reported when the last part of its response has been sent.
+//! Record of a request in flight, which is reported when the last part of its response has been sent.
 
 mod telemetry;
 
@@ -32,14 +32,14 @@ use telemetry::{FinishedRequest, RequestTelemetry};
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Record of a request for metrics, access log and traces. Reports when it is dropped.
+/// Data of one request for metrics, access log and traces, reported when the record is dropped.
 #[derive(Debug)]
 pub(in crate::http) struct Record {
     session: Arc<Session>,
     began: Instant,
     started: SystemTime,
     method: Method,
-    /// Request target without tokens.
+    /// Request target, with tokens removed from its query.
     target: String,
     host: String,
     version: http::Version,
@@ -50,17 +50,17 @@ pub(in crate::http) struct Record {
     audited_by: Option<String>,
     /// Policy that denied the request.
     policy: Option<String>,
-    /// Whether the waypoint refuses the request, rather than failing to forward it.
+    /// Whether the waypoint has rejected the request, rather than failed to forward it.
     is_refused: bool,
     pub(in crate::http) upstream_failure: Option<String>,
     upstream_time: Option<Duration>,
     pub(in crate::http) route: Option<String>,
     chosen: Option<SelectedEndpoint>,
-    /// Values of `x-forwarded-for`, `user-agent` and `x-request-id`.
+    /// Values of the forwarded `x-forwarded-for`, `user-agent` and `x-request-id` for the access log.
     named: [Option<Vec<u8>>; 3],
     pub(in crate::http) received: Count,
     pub(in crate::http) sent: Count,
-    /// Configured access logs and trace.
+    /// State of configured access logs and of the trace span; `None` without a configuration.
     telemetry: Option<Box<RequestTelemetry>>,
 }
 
@@ -96,7 +96,7 @@ impl Record {
         }
     }
 
-    /// Records the normalized host and target.
+    /// Records the request's normalized host and target.
     pub(in crate::http) fn normalized(&mut self, host: &str, target: &PathAndQuery) {
         host.clone_into(&mut self.host);
         self.target.clear();
@@ -104,19 +104,19 @@ impl Record {
             .push_str(&redact_target(&self.session, target.as_str()));
     }
 
-    /// Records an invalid token in the request.
+    /// Records that JWT authentication rejected the request.
     pub(in crate::http) fn not_authenticated(&mut self, details: String) {
         self.details = Some(details);
     }
 
-    /// Writes the span context to the request headers.
+    /// Writes the trace context of the waypoint's span to the request headers.
     pub(in crate::http) fn pass_trace_on(&self, headers: &mut HeaderMap) {
         if let Some(telemetry) = &self.telemetry {
             telemetry.pass_on(headers);
         }
     }
 
-    /// Records the decision of policies.
+    /// Records the decision of the authorization policies.
     pub(in crate::http) fn policies_decided(&mut self, decision: &HttpDecision) {
         self.details = decision.details();
         self.policy = decision.denied_by().map(ToString::to_string);
@@ -129,13 +129,13 @@ impl Record {
         }
     }
 
-    /// Records a provider's decision or failure.
+    /// Records that an authorization provider denied the request, or that its check failed.
     pub(in crate::http) fn decided(&mut self, details: &str) {
         self.details = Some(details.to_owned());
         self.is_refused = true;
     }
 
-    /// Records the request headers as they are forwarded.
+    /// Records the headers of the forwarded request.
     pub(in crate::http) fn forwarded(&mut self, headers: &HeaderMap) {
         let names = [X_FORWARDED_FOR, USER_AGENT, X_REQUEST_ID];
         self.named = names.map(|name| headers.get(name).map(|value| value.as_bytes().to_vec()));
@@ -144,17 +144,17 @@ impl Record {
         }
     }
 
-    /// Adds a response flag.
+    /// Adds a response flag to the record.
     pub(in crate::http) fn flag(&mut self, flag: ResponseFlag) {
         self.flags.insert(flag);
     }
 
-    /// Sets the response-code details.
+    /// Records the response-code details.
     pub(in crate::http) fn explain(&mut self, details: &str) {
         self.details = Some(details.to_owned());
     }
 
-    /// Records the endpoint that responds.
+    /// Records the endpoint that has responded.
     pub(in crate::http) fn reached(&mut self, chosen: SelectedEndpoint, flags: ResponseFlags) {
         self.flags = self.flags | flags;
         self.upstream_time = Some(self.began.elapsed());
@@ -162,7 +162,7 @@ impl Record {
         self.details = Some("via_upstream".to_owned());
     }
 
-    /// Records a local response of the waypoint.
+    /// Records a response that the waypoint generates.
     pub(in crate::http) fn replied(&mut self, reply: &Reply) {
         self.flags = self.flags | reply.flags;
         self.is_refused = matches!(reply.status.as_u16(), 401 | 403 | 429);
@@ -177,7 +177,7 @@ impl Record {
         self.sent.completed();
     }
 
-    /// Records a local response of a plugin.
+    /// Records a response that a plugin gives in place of the application.
     pub(in crate::http) fn replied_by_extension(&mut self, details: &str, bytes: usize) {
         self.flags = ResponseFlags::default();
         self.details = Some(details.to_owned());
@@ -186,7 +186,7 @@ impl Record {
         self.sent.completed();
     }
 
-    /// Records the response headers.
+    /// Records the status and the headers of the response.
     pub(in crate::http) fn answered<B>(&mut self, response: &Response<B>) {
         self.status = response.status().as_u16();
         self.sent.grpc_status_of(response.headers());
@@ -203,7 +203,7 @@ impl Record {
         }
     }
 
-    /// Reports the end of the request to readers of flow events.
+    /// Reports the completed request to readers of flow events.
     fn report_flow(&self, report: &HttpRequestReport<'_>) {
         let chosen = self.chosen.as_ref();
         let server = flow::Server {

@@ -6,7 +6,7 @@ use http::HeaderMap;
 
 use crate::session::Session;
 
-/// Returns a request target without tokens, whichever step refuses the request.
+/// Removes tokens from a request target, also for requests that are rejected before authentication.
 pub(in crate::http) fn redact_target<'a>(session: &Session, target: &'a str) -> Cow<'a, str> {
     if !target.contains('?') {
         return Cow::Borrowed(target);
@@ -15,7 +15,7 @@ pub(in crate::http) fn redact_target<'a>(session: &Session, target: &'a str) -> 
     all.redacted_target(session.attachments().services(), target)
 }
 
-/// Removes tokens from recorded headers.
+/// Removes tokens from headers that access logs and traces record.
 pub(in crate::http) fn redact_headers(session: &Session, headers: &mut HeaderMap) {
     if !headers.is_empty() {
         let all = session.shard.waypoint.published.authentications();

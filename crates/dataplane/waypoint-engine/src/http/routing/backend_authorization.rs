@@ -1,4 +1,4 @@
-//! Authorization of a request in its forwarded form.
+//! Authorizes requests in their forwarded form.
 
 use http::Request;
 
@@ -14,8 +14,8 @@ use crate::{
     route_owner::RouteOwner,
 };
 
-/// Authorizes a request for the service to which a route forwards it; and a request that a consumer route changes, as
-/// if the client had sent it in that form.
+/// Authorizes a request for the service to which a route forwards it. A request that a consumer route changes is
+/// authorized as if the client had sent it in that form.
 pub(in crate::http) fn authorize_backend<B>(
     admission: Admission,
     selected: &SelectedRoute,

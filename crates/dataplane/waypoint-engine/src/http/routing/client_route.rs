@@ -1,5 +1,5 @@
-//! Requests that a consumer route changes or forwards, and their mirrors: the attachments of their destination apply to
-//! the forwarded form.
+//! Applies the attachments of the destination to requests that a consumer route changes or forwards, and to their
+//! mirrored requests.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::{
     session::Session,
 };
 
-/// Form of a request that plugins and limits have processed, before a consumer route changes it.
+/// Request before a consumer route changes it, as plugins and rate limits have processed it.
 #[derive(Debug)]
 pub(in crate::http) struct Original {
     headers: HeaderMap,
@@ -30,7 +30,7 @@ pub(in crate::http) struct Original {
     target: PathAndQuery,
 }
 
-/// Request as a consumer route has changed it.
+/// Request after a consumer route has changed it, with its destination.
 #[derive(Debug)]
 pub(in crate::http) struct ChangedRequest<'a, B> {
     pub(in crate::http) destination: &'a Destination,
@@ -48,7 +48,7 @@ impl<B> Clone for ChangedRequest<'_, B> {
 impl<B> Copy for ChangedRequest<'_, B> {}
 
 impl Original {
-    /// Saves the form of a request before a consumer route changes it; `None` for other routes.
+    /// Saves a request before a consumer route changes it; `None` for other routes.
     pub(in crate::http) fn of<B>(
         selected: &SelectedRoute,
         request: &Request<B>,
@@ -62,7 +62,8 @@ impl Original {
         })
     }
 
-    /// Restores the headers that hold tokens, and those that pass claims to applications.
+    /// Restores headers that a consumer route may not change: those that hold tokens, and those that pass claims to
+    /// applications.
     pub(in crate::http) fn restore_claims(&self, session: &Session, headers: &mut HeaderMap) {
         let all = session.shard.waypoint.published.authentications();
         if all.is_empty() {
@@ -83,10 +84,11 @@ impl Original {
         }
     }
 
-    /// Returns the attachments of the destination, if this waypoint has any.
+    /// Returns the attachments of the destination's service, if this waypoint serves it.
     ///
-    /// # Errors The response, if the destination has tokens or plugins that were not applied to the request, or if a
-    /// plugin has changed it.
+    /// # Errors
+    /// The response, if the destination has tokens or plugins that were not applied to the request, or if a plugin has
+    /// changed it.
     pub(in crate::http) fn attachments<B>(
         &self,
         session: &Session,
@@ -117,9 +119,10 @@ impl Original {
         Ok(Some(there))
     }
 
-    /// Authorizes the request as modified by the consumer route.
+    /// Authorizes the changed request at its destination, and counts it against the rate limits there.
     ///
-    /// # Errors With the response, as for [`Self::attachments`], or if a limit refuses the request.
+    /// # Errors
+    /// With the response, as for [`Self::attachments`], or if a limit refuses the request.
     pub(in crate::http) async fn admit<B>(
         &self,
         session: &Session,

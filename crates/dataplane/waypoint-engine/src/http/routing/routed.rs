@@ -1,4 +1,4 @@
-//! Routing of a request by the routes of its service.
+//! Routes a request by the routes of its service.
 
 use std::sync::Arc;
 
@@ -24,39 +24,40 @@ use crate::{
     target::Target,
 };
 
-/// Kind of gRPC routes, whose errors are gRPC statuses.
+/// Kind of route whose errors are gRPC statuses.
 const GRPC_ROUTE: &str = "GRPCRoute";
-/// Object kinds in whose name requests for a service of another waypoint are refused.
+/// Kinds of the objects named by generated rules for services that another waypoint serves: requests for these are
+/// misdirected (421).
 const SERVICES: [&str; 2] = ["Service", "ServiceEntry"];
 
-/// Result of routing a request.
+/// Result of routing a request: a backend or a response.
 pub(in crate::http) enum RoutingResult {
-    /// Request that continues to an endpoint.
+    /// Backend to which the request is forwarded.
     Selected(SelectedRoute),
-    /// Response of the route itself: a redirect, or a CORS preflight.
+    /// Response that the route itself gives: a redirect, or to a CORS preflight.
     Responded(Response<Body>),
 }
 
-/// Selected route of a request, with its filters.
+/// Destination of a request, with the route rule that selected it.
 #[derive(Debug)]
 pub(in crate::http) struct SelectedRoute {
     pub(in crate::http) destination: Destination,
-    /// Rule and backend; `None` if requests go to the service itself.
+    /// Matching rule; `None` if no route exists, so that the request goes to the service itself.
     rule: Option<SelectedRule>,
 }
 
-/// Matching rule and chosen backend.
+/// Matching route rule of a request and the backend chosen from it.
 #[derive(Clone, Debug)]
 struct SelectedRule {
     rule: Arc<Rule>,
-    /// Index of the chosen backend; `None` without backends.
+    /// Index of the chosen backend; `None` for a rule without backends.
     backend: Option<usize>,
-    /// Bytes of the path that the match consumed as prefix.
+    /// Number of bytes of the path that the match consumed as prefix.
     prefix: usize,
     session: Option<Affinity>,
 }
 
-/// CORS headers for the response, from the waypoint or the application.
+/// CORS headers to set in the response, if the route has a CORS filter.
 #[derive(Debug, Default)]
 pub(in crate::http) struct CorsHeaders(Option<(SelectedRule, CorsRequest)>);
 
@@ -67,7 +68,7 @@ impl SelectedRule {
 }
 
 impl CorsHeaders {
-    /// Sets the waypoint's CORS headers, and removes those of the application.
+    /// Replaces the application's CORS headers by those of the route's CORS filter.
     pub(in crate::http) fn change_response(&self, headers: &mut HeaderMap) {
         if let Some((chosen, cors_request)) = &self.0
             && let Some(cors) = chosen.applied().cors()
@@ -85,7 +86,7 @@ impl SelectedRoute {
         }
     }
 
-    /// Resolves a service with a wildcard hostname to the host of the forwarded request.
+    /// Replaces a destination with a wildcard hostname by the host that the forwarded request names.
     pub(in crate::http) fn name_host(
         &mut self,
         session: &Session,
@@ -120,12 +121,12 @@ impl SelectedRoute {
         self.rule.as_ref()?.rule.retry.as_ref()
     }
 
-    /// Returns the endpoint of the request's sticky session.
+    /// Returns the endpoint that the request's sticky session selects.
     pub(in crate::http) fn sticky(&self) -> Option<&BackendEndpoint> {
         self.rule.as_ref()?.session.as_ref()?.endpoint.as_ref()
     }
 
-    /// Writes the session of an endpoint to its response.
+    /// Adds the session value for the chosen endpoint to the response.
     pub(in crate::http) fn continue_session(&self, uid: &str, headers: &mut HeaderMap) {
         let Some(chosen) = &self.rule else { return };
         let backends = chosen.rule.backends();
@@ -135,35 +136,35 @@ impl SelectedRoute {
         }
     }
 
-    /// Returns the mirrors that receive this request.
+    /// Returns the mirrors that receive this request, chosen by their fractions.
     pub(in crate::http) fn mirrors(&self) -> Vec<&HttpMirror> {
         let applied = self.rule.as_ref().map(SelectedRule::applied);
         applied.map_or_else(Vec::new, |applied| applied.mirrors(&mut rand::rng()))
     }
 
-    /// Returns the fault that the route injects into this request.
+    /// Decides by the fractions of the rule's fault filter which fault is injected into this request.
     pub(in crate::http) fn fault(&self) -> Option<Injected> {
         self.rule.as_ref()?.applied().fault(&mut rand::rng())
     }
 
-    /// Returns the filters for the request; `None` without a rule.
+    /// Returns the filters of the rule and of the backend to apply to the request; `None` without a rule.
     pub(in crate::http) fn applied(&self) -> Option<Applied<'_>> {
         self.rule.as_ref().map(SelectedRule::applied)
     }
 
-    /// Returns the owner of the route.
+    /// Returns the owner of the selected route.
     pub(in crate::http) fn route_owner(&self) -> RouteOwner {
         let rule = self.rule.as_ref();
         RouteOwner::of(rule.is_some_and(|chosen| chosen.rule.is_of_clients))
     }
 
-    /// Whether [`Self::change`] may modify the request.
+    /// Whether the route has filters that may change the request ([`Self::change`]).
     pub(in crate::http) fn changes_request(&self) -> bool {
         let applied = self.rule.as_ref().map(SelectedRule::applied);
         applied.is_some_and(|applied| applied.changes_request())
     }
 
-    /// Applies the filters of the rule, and then those of the backend.
+    /// Applies the request filters of the rule, and then those of the backend.
     pub(in crate::http) fn change(
         &self,
         session: &Session,
@@ -194,7 +195,7 @@ impl SelectedRoute {
         Ok(())
     }
 
-    /// Applies the response filters in order.
+    /// Applies the response-header filters in their order.
     pub(in crate::http) fn change_response(&self, headers: &mut HeaderMap) {
         if let Some(chosen) = &self.rule {
             chosen.applied().change_response(headers);
@@ -208,14 +209,14 @@ fn unroutable(text: &str) -> Reply {
     Reply::new(status, text, ResponseFlag::NoCluster)
 }
 
-/// Returns the reply to a request that is for another waypoint (RFC 9110, section 15.5.20).
+/// Returns the reply to a misdirected request (421; RFC 9110, section 15.5.20).
 pub(in crate::http) fn misdirected(error: Misdirected) -> Reply {
     let status = StatusCode::MISDIRECTED_REQUEST;
     Reply::new(status, error.to_string(), ResponseFlag::NoRoute)
 }
 
-/// Returns the reply for an unusable backend by the kind of the route: `UNAVAILABLE` for a GRPCRoute, 421 for a service
-/// that another waypoint serves.
+/// Returns the reply to a request whose backend is unusable: gRPC's `UNAVAILABLE` for a GRPCRoute, 421 for a service
+/// that another waypoint serves, else 500.
 fn unroutable_backend(rule: &Rule, text: &str) -> Reply {
     let reply = unroutable(text);
     if rule.route.kind == GRPC_ROUTE {
@@ -227,7 +228,7 @@ fn unroutable_backend(rule: &Rule, text: &str) -> Reply {
     reply
 }
 
-/// Returns the destination of a backend, for a request to a port of a service.
+/// Returns the destination for a route's backend, given the requested service port.
 fn destination<'a>(
     to: &'a HttpBackend,
     served: &NamespacedHostname,
@@ -241,7 +242,7 @@ fn destination<'a>(
     })
 }
 
-/// Returns the current routes for requests of a session; `None` for a pod. Routes may have changed since the tunnel was
+/// Returns the current route table for a session's requests; `None` for a pod. It may have changed since the tunnel was
 /// opened.
 pub(in crate::http) fn table(session: &Session) -> Result<Option<Arc<RouteTable>>, Reply> {
     let Target::Service {
@@ -260,7 +261,7 @@ pub(in crate::http) fn table(session: &Session) -> Result<Option<Arc<RouteTable>
     ))
 }
 
-/// Routes a request by the routes of its service.
+/// Matches a request with the routes of its service, and chooses a backend.
 pub(in crate::http) fn route<B>(
     session: &Session,
     request: &Request<B>,

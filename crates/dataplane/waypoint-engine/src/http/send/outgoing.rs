@@ -1,4 +1,4 @@
-//! Form of requests on connections to upstreams.
+//! Converts requests to the form in which they are sent on upstream connections.
 
 use http::{
     HeaderValue, Request, Uri,
@@ -12,7 +12,7 @@ use crate::{
     message::{Body, Version},
 };
 
-/// Returns the default HTTP version of a request to an upstream: the client's.
+/// Returns the HTTP version in which a request is sent by default: the client's.
 pub(in crate::http) fn version_of(version: http::Version) -> Version {
     if version == http::Version::HTTP_2 {
         Version::Http2
@@ -21,7 +21,8 @@ pub(in crate::http) fn version_of(version: http::Version) -> Version {
     }
 }
 
-/// Frames a body of unknown length in chunks for HTTP/1, whatever the method: hyper drops such a body of GET and HEAD.
+/// Sets chunked transfer encoding for an HTTP/1 body of unknown length, regardless of the method: hyper would drop the
+/// body of a GET or HEAD.
 pub(in crate::http) fn frame_body(request: &mut Request<Body>) {
     let body = request.body();
     if !body.is_end_stream() && body.size_hint().exact().is_none() {
@@ -30,7 +31,7 @@ pub(in crate::http) fn frame_body(request: &mut Request<Body>) {
     }
 }
 
-/// Sets the target in the form that the HTTP version requires.
+/// Sets the request target and `Host` in the form that the HTTP version requires.
 pub(in crate::http) fn address(
     request: &mut Request<Body>,
     host: &str,

@@ -1,4 +1,5 @@
-//! Permits for retries: from the retry budget of the destination, or from its DestinationRule's limits.
+//! Permits for retries: from the default retry budget of the destination, or from the retry limit or budget of its
+//! `DestinationRule`.
 
 use std::sync::Arc;
 
@@ -10,14 +11,14 @@ use crate::{
     session::Session,
 };
 
-/// Permit for one retry, released when the attempt ends.
+/// Permit of one retry, released when the attempt ends.
 pub(in crate::http) enum RetryPermit {
     /// Permit from the default retry budget of the destination.
     Budget {
         #[expect(dead_code, reason = "what it does is to be held")]
         permit: Permit,
     },
-    /// Permit from the limits of a DestinationRule.
+    /// Permit within the retry limit or retry budget of a DestinationRule.
     Rule {
         #[expect(dead_code, reason = "what it does is to be held")]
         slot: Slot,
@@ -25,7 +26,7 @@ pub(in crate::http) enum RetryPermit {
 }
 
 impl RetryPermit {
-    /// Takes a permit; `None` if the retry budget is exhausted.
+    /// Takes a permit for a retry; `None` if the limit or budget is exhausted.
     pub(in crate::http) fn of(
         session: &Session,
         decision: Option<&Arc<DestinationDecision>>,

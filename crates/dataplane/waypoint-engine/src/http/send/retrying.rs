@@ -21,42 +21,42 @@ use crate::{
 /// Maximum number of retries of a request without a retry policy.
 pub(crate) const DEFAULT_RETRIES: u32 = 2;
 
-/// Conditions for retrying a request.
+/// Conditions under which a failed request is retried.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::http) enum RetryPolicy<'a> {
-    /// Never, since the request is bound to one endpoint.
+    /// Never, as for mirrored requests.
     Never,
-    /// Only if nothing was sent, since an earlier waypoint already retries.
+    /// Only if nothing was sent, since a previous waypoint already retries the request.
     Unsent,
-    /// Only if a retry has no side effects.
+    /// Only if a retry has no side effects: idempotent requests without a body, and unprocessed requests.
     Safely,
-    /// The route's retry policy.
+    /// As the route's retry policy configures.
     ByRule(&'a HttpRetry),
 }
 
-/// Outcome of one attempt.
+/// Outcome of one attempt, by which a retry is decided.
 #[derive(Debug)]
 pub(in crate::http) enum Outcome<'a> {
-    /// Response of the endpoint.
+    /// Status and headers of the endpoint's response.
     Answer(StatusCode, &'a HeaderMap),
-    /// No response; `is_untouched` if the endpoint reports that it has not processed the request.
+    /// Failure without a response; `is_untouched` if the endpoint reports that it has not processed the request.
     Broken { is_untouched: bool },
-    /// Attempt without a response in time.
+    /// Timeout of the attempt.
     Late,
 }
 
-/// One request and its attempts.
+/// State of a request that may be retried.
 pub(in crate::http) struct Retrying<'a> {
     again: RetryPolicy<'a>,
     head: Option<request::Parts>,
-    /// Replayable body; `None` for a request without a body.
+    /// Buffered body for retries; `None` for a request without a body.
     body: Option<ReplayBody>,
     is_idempotent: bool,
     done: u32,
 }
 
 impl<'a> Retrying<'a> {
-    /// Saves the parts of a request that retries need.
+    /// Saves the headers and buffers the body of a request, if it may be retried.
     pub(in crate::http) fn of(
         again: RetryPolicy<'a>,
         request: Request<Body>,
@@ -95,7 +95,7 @@ impl<'a> Retrying<'a> {
         (retrying, Request::from_parts(parts, body))
     }
 
-    /// Whether the outcome permits a retry, and the request can be replayed.
+    /// Whether the retry policy permits a retry after this outcome, and the request can be sent again.
     pub(in crate::http) fn is_reason(&self, outcome: &Outcome<'_>) -> bool {
         let is_reason = match (self.again, outcome) {
             (RetryPolicy::Never | RetryPolicy::Unsent, _)
@@ -116,7 +116,8 @@ impl<'a> Retrying<'a> {
         is_reason && is_replayable
     }
 
-    /// Returns the request for a retry, if it is buffered. The previous reader of its body receives no more frames.
+    /// Returns the request for the next attempt; `None` if it is not buffered. The body of the previous attempt
+    /// receives no more frames.
     pub(in crate::http) fn request(&self) -> Option<Request<Body>> {
         let body = match &self.body {
             Some(replay) => replay.rewind()?,
@@ -125,17 +126,17 @@ impl<'a> Retrying<'a> {
         Some(Request::from_parts(self.head.clone()?, body))
     }
 
-    /// Whether a request that was not sent at all is retried.
+    /// Whether a request of which nothing was sent may go to another endpoint.
     pub(in crate::http) fn may_try_another(&self) -> bool {
         !matches!(self.again, RetryPolicy::Never)
     }
 
-    /// Whether a retry may go to the same endpoint if there is no other.
+    /// Whether a retry may use the same endpoint if there is no other.
     pub(in crate::http) fn may_try_the_same(&self) -> bool {
         matches!(self.again, RetryPolicy::ByRule(_))
     }
 
-    /// Counts a retry if another one is allowed, and returns the delay before it.
+    /// Counts a retry, and returns the delay before it; `None` if the maximum number of retries is reached.
     pub(in crate::http) fn next(&mut self) -> Option<Duration> {
         let (most, wait) = match self.again {
             RetryPolicy::Never => (0, Duration::ZERO),

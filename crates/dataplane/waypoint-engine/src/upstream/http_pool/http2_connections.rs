@@ -1,4 +1,4 @@
-//! Pooled HTTP/2 connections and their active requests, with limits for concurrent requests and idle time.
+//! Pooled HTTP/2 connections with their active requests, limited in concurrent requests and idle time.
 
 use std::{
     collections::HashMap,
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::message::Body;
 
-/// Active requests on one connection.
+/// Number of active requests on one connection.
 #[derive(Debug)]
 pub(super) struct ActiveStreams {
     active: AtomicU32,
@@ -26,7 +26,7 @@ pub(super) struct ActiveStreams {
     quiet_since: Mutex<Instant>,
 }
 
-/// Active request on a connection, which ends when the last clone is dropped.
+/// Active request on a connection, which counts until the last clone is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamSlot {
     #[expect(dead_code, reason = "what it does is to be held")]
@@ -44,7 +44,7 @@ impl Drop for Counting {
 }
 
 impl ActiveStreams {
-    /// Creates the counter with one request.
+    /// Creates the counter of a new connection with its first request.
     pub(super) fn begun() -> (Arc<Self>, StreamSlot) {
         let streams = Arc::new(Self {
             active: AtomicU32::new(0),
@@ -69,7 +69,7 @@ struct Connection {
     streams: Arc<ActiveStreams>,
 }
 
-/// Pooled HTTP/2 connections by key.
+/// Pooled HTTP/2 connections by pool key.
 #[derive(Debug, Default)]
 pub(super) struct Http2Connections(HashMap<HttpKey, Vec<Connection>>);
 
@@ -88,7 +88,7 @@ impl Http2Connections {
         });
     }
 
-    /// Returns a connection with room for a request.
+    /// Takes a slot on a pooled connection that has room for one more request.
     pub(super) fn take(
         &mut self,
         key: &HttpKey,
@@ -112,8 +112,8 @@ impl Http2Connections {
         taken
     }
 
-    /// Removes a connection that has been idle for too long; otherwise returns the time until the next check. `None` if
-    /// the connection is no longer pooled.
+    /// Removes a connection from the pool if it is closed or has been idle for too long. Otherwise returns the time
+    /// until the next check; `None` if it is no longer pooled.
     pub(super) fn retire(
         &mut self,
         key: &HttpKey,

@@ -14,20 +14,20 @@ use crate::{
 /// Key of pooled connections.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct HttpKey {
-    /// Address of the socket or tunnel.
+    /// Address of the TCP connection, or of the tunnel's next hop.
     peer: SocketAddr,
-    /// Authority and expected identities of the tunnel; `None` in plaintext.
+    /// Authority of the CONNECT and accepted identities of the next hop; `None` in plaintext.
     tunnel: Option<(String, Vec<Identity>)>,
     pub(super) version: Version,
-    /// TLS origination of the connection.
+    /// TLS settings of the connection, if the waypoint originates TLS.
     tls: Option<TlsKey>,
-    /// Caller with exclusive use of the HTTP/2 connection.
+    /// Caller that has exclusive use of an HTTP/2 connection.
     caller: Option<(Option<Identity>, IpAddr)>,
     /// Identity of the connection, if not the waypoint's own.
     identity: Option<Identity>,
-    /// Services that the tunnel names as applied attachments.
+    /// Services that the CONNECT names, since their attachments have been applied.
     applied: AppliedServices,
-    /// PROXY header of the connection.
+    /// PROXY protocol header at the start of the connection.
     preamble: Option<Preamble>,
 }
 
@@ -52,12 +52,12 @@ impl HttpKey {
         }
     }
 
-    /// Sets the services whose attachments have been applied, which the tunnel names.
+    /// Sets the services that the CONNECT names, since their attachments have been applied.
     pub(crate) fn with_applied(self, applied: AppliedServices) -> Self {
         Self { applied, ..self }
     }
 
-    /// Restricts shared connections to one caller.
+    /// Restricts an HTTP/2 connection to one caller.
     pub(crate) fn for_caller(self, identity: Option<&Identity>, ip: IpAddr) -> Self {
         let caller = match self.version {
             Version::Http1 => None,
@@ -71,12 +71,12 @@ impl HttpKey {
         Self { identity, ..self }
     }
 
-    /// Adds a preamble to the connections.
+    /// Sets the PROXY protocol header at the start of the connection.
     pub(crate) fn with_preamble(self, preamble: Option<Preamble>) -> Self {
         Self { preamble, ..self }
     }
 
-    /// Adds TLS to the connections.
+    /// Sets the TLS settings of the connection.
     pub(crate) fn with_tls(self, tls: Option<TlsKey>) -> Self {
         Self { tls, ..self }
     }

@@ -1,13 +1,13 @@
-//! Limits for the reuse of pooled connections, in time and requests.
+//! Limits for the reuse of pooled connections, by idle time, lifetime and number of requests.
 
 use std::time::{Duration, Instant};
 
 use ambit_model::DestinationLimits;
 
-/// Idle timeout of pooled HTTP/1 connections. It is shorter than that of usual servers, since a request fails if the
-/// server closes its connection meanwhile.
+/// Idle timeout of pooled HTTP/1 connections. It is shorter than that of common servers, since a request fails if the
+/// server closes its connection at the same time.
 const HTTP1_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
-/// Idle timeout of pooled HTTP/2 connections, of which each caller has its own.
+/// Idle timeout of pooled HTTP/2 connections. Each caller has connections of its own.
 const HTTP2_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum concurrent requests on one HTTP/2 connection.
 pub(super) const MAX_STREAMS: u32 = 100;
@@ -17,18 +17,18 @@ pub(super) const MAX_STREAMS: u32 = 100;
 pub(crate) struct ReuseLimits {
     /// Idle timeout of an HTTP/1.1 connection.
     pub(super) idle: Duration,
-    /// Idle timeout of an HTTP/2 connection, if a policy sets it.
+    /// Idle timeout of an HTTP/2 connection, if the destination's rule sets one.
     http2_idle: Option<Duration>,
-    /// Maximum requests of a connection; zero for no limit.
+    /// Maximum number of requests on a connection; zero for no limit.
     requests: u32,
-    /// Maximum lifetime, after which the connection drains.
+    /// Maximum lifetime of a connection, after which it carries no further requests.
     max_lifetime: Option<Duration>,
-    /// Maximum concurrent requests of an HTTP/2 connection.
+    /// Maximum number of concurrent requests on an HTTP/2 connection.
     pub(super) streams: u32,
 }
 
 impl ReuseLimits {
-    /// Derives the limits from a destination's policy.
+    /// Derives the limits from the connection-pool settings of a destination's rule.
     pub(crate) fn of(limits: &DestinationLimits) -> Self {
         Self {
             idle: limits.idle_timeout.unwrap_or(HTTP1_IDLE_TIMEOUT),
@@ -48,7 +48,7 @@ impl ReuseLimits {
     }
 }
 
-/// Age of a connection and the number of requests that it has carried, with its limits.
+/// Age of a connection and number of requests that it has carried, with their limits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionUse {
     pub(super) limits: ReuseLimits,
@@ -66,7 +66,7 @@ impl ConnectionUse {
         }
     }
 
-    /// Counts a further request.
+    /// Counts one more request on the connection.
     pub(super) fn next_request(self) -> Self {
         Self {
             requests: self.requests.saturating_add(1),
@@ -74,7 +74,7 @@ impl ConnectionUse {
         }
     }
 
-    /// Applies changed limits.
+    /// Applies the current limits of the destination's rule.
     pub(super) fn with_limits(self, limits: ReuseLimits) -> Self {
         Self { limits, ..self }
     }

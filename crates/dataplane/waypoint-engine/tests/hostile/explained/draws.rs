@@ -1,4 +1,4 @@
-//! Random policies and routes.
+//! Generates random policies and routes.
 
 use ambit_model::{
     FaultStatus, HeaderChanges, HttpAction, HttpAttribute, HttpBackend, HttpCondition, HttpFault,
@@ -15,10 +15,10 @@ use crate::{
     routes::{service, to},
 };
 
-/// Maximum policies of a mesh.
+/// Maximum number of policies in a random mesh.
 const POLICIES: usize = 3;
 
-/// Source of random meshes.
+/// Random source of the contents of meshes.
 pub(super) struct Draws {
     pub(super) rng: StdRng,
 }
@@ -42,7 +42,7 @@ impl Draws {
         self.rng.random_bool(probability)
     }
 
-    /// Returns the records of all policies: those of the mesh, and removals of all others.
+    /// Draws the policies of a mesh, and returns their records together with removals of all other policies.
     pub(super) fn policies(&mut self) -> Vec<WaypointUpdate> {
         let count = self.rng.random_range(0..=POLICIES);
         let all = (0..POLICIES).map(|number| {
@@ -123,7 +123,7 @@ impl Draws {
         source
     }
 
-    /// Returns the routes of the service `web`, mostly none or one, sometimes those of the client's namespace.
+    /// Draws the routes of the service `web`: mostly none or one, sometimes consumer routes of the client's namespace.
     pub(super) fn routes(&mut self) -> Vec<HttpRoute> {
         let count = self.rng.random_range(0..=2);
         let all = (0..count).map(|number| {

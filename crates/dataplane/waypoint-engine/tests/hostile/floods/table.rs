@@ -1,4 +1,4 @@
-//! Table of floods: the bytes that clients send.
+//! Table of floods: the bytes that clients send in each.
 
 use super::{ENDLESS, HANGS, SWITCHES, TUNNELS};
 use crate::{
@@ -9,28 +9,29 @@ use crate::{
     },
 };
 
-/// HPACK of `GET /` and of `POST /` with the host `web`, without entries in its dynamic table.
+/// HPACK-encoded header sections of `GET /` and of `POST /` with the host `web`, which add no entries to the dynamic
+/// table.
 const GET: &[u8] = b"\x82\x86\x84\x01\x03web";
 const POST: &[u8] = b"\x83\x86\x84\x01\x03web";
-/// WebSocket upgrade request.
+/// Request for an upgrade to WebSocket.
 const WEBSOCKET: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\nConnection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
-/// HPACK index of the youngest entry of the dynamic table.
+/// HPACK index of the newest entry of the dynamic table.
 const YOUNGEST: u8 = 0x80 | 62;
-/// SETTINGS value of the largest windows.
+/// SETTINGS parameter for the largest initial window.
 const HUGE_WINDOWS: [u8; 6] = [0, 4, 0x7f, 0xff, 0xff, 0xff];
 
-/// Bytes of one tunnel of a flood: `first`, then `repeated` with numbers from zero on.
+/// Bytes that a flood sends in each tunnel: `first`, and then `repeated`, numbered from zero.
 pub(super) struct Flood {
     pub(super) what: &'static str,
     /// Number of tunnels; a soak has many times more.
     pub(super) tunnels: usize,
-    /// Number of connections for the tunnels.
+    /// Number of connections that share the tunnels.
     pub(super) connections: usize,
     pub(super) to: (&'static str, u16),
     pub(super) first: fn() -> Vec<u8>,
     pub(super) repeated: fn(u32) -> Vec<u8>,
     pub(super) times: u32,
-    /// Whether the client reads responses.
+    /// Whether the clients read responses.
     pub(super) reads: bool,
 }
 
@@ -47,7 +48,7 @@ fn stream(number: u32) -> u32 {
     number * 2 + 1
 }
 
-/// Returns a field that is added to HPACK's table.
+/// Encodes a field that HPACK adds to its dynamic table.
 fn indexed(name: &[u8], value: usize) -> Vec<u8> {
     let mut field = vec![0x40, u8::try_from(name.len()).unwrap()];
     field.extend(name);
@@ -66,8 +67,8 @@ fn indexed(name: &[u8], value: usize) -> Vec<u8> {
     field
 }
 
-/// Returns a request whose fields are `many` references to the youngest entry of the table, which the first request of
-/// a connection adds.
+/// Encodes a request whose fields are `many` references to the newest entry of the dynamic table, which the first
+/// request of a connection adds.
 fn amplified(
     number: u32,
     request: &[u8],
@@ -85,7 +86,7 @@ fn amplified(
 
 const WHOLE: u8 = END_HEADERS | END_STREAM;
 
-/// Table of all floods.
+/// Returns the table of all floods.
 #[expect(clippy::too_many_lines, reason = "a table is as long as it is")]
 pub(super) fn floods() -> Vec<Flood> {
     let inside = |what, tunnels, to, repeated, times| Flood {

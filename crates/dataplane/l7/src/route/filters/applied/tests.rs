@@ -1,4 +1,4 @@
-//! Filters of rules and of their backends, in every combination.
+//! Tests of filters of rules and of their backends, in every combination.
 
 use ambit_model::{
     HeaderChanges, HttpCors, HttpFilter, HttpMirror, HttpRedirect, HttpRewrite, NamespacedHostname,
@@ -21,7 +21,7 @@ fn mirror(of: &str, numerator: u32, denominator: u32) -> HttpMirror {
     }
 }
 
-/// Returns one filter of each type, which names its owner.
+/// Returns one filter of each type, whose values name its owner (rule or backend).
 fn each(of: &str) -> [HttpFilter; 6] {
     let headers = |name: &str| HeaderChanges {
         set: vec![(name.into(), of.into())],
@@ -55,7 +55,7 @@ fn chosen(of: &str, which: u32) -> Vec<HttpFilter> {
     all.map(|(_, filter)| filter).collect()
 }
 
-/// Returns the last level that has a filter.
+/// Returns the owner whose filter applies: the backend if it has the filter, else the rule.
 fn last<'a>(index: u32, rule: u32, backend: u32) -> Option<&'a str> {
     let has = |which: u32| which >> index & 1 == 1;
     match (has(rule), has(backend)) {

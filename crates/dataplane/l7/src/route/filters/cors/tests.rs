@@ -1,4 +1,4 @@
-//! Tests of allowed origins, from the text of the Gateway API and the Fetch standard.
+//! Tests of allowed origins, by the texts of the Gateway API and the Fetch standard.
 
 use proptest::prelude::*;
 
@@ -26,7 +26,7 @@ fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
     headers
 }
 
-/// Returns the response to a request of an origin, with CORS headers of the application.
+/// Applies a filter to an application's response with these CORS headers, and returns the resulting headers.
 fn answer(cors: &Cors, request: &CorsRequest, upstream: &[(&'static str, &str)]) -> Vec<String> {
     let mut answer = headers(upstream);
     cors.change_response(request, &mut answer);

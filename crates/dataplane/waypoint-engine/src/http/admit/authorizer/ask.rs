@@ -1,4 +1,4 @@
-//! Check requests to an authorization provider, by gRPC or HTTP, and its responses.
+//! Check requests to an authorization provider by gRPC (`envoy.service.auth.v3`) or HTTP, and its responses.
 
 use std::{
     net::SocketAddr,
@@ -32,10 +32,10 @@ use crate::{
     session::Session,
 };
 
-/// Maximum size of a response without its headers.
+/// Maximum size of a provider's response body, in bytes.
 const MAX_ANSWER: usize = 256 << 10;
 
-/// Error of a check without a decision.
+/// Error of a check that yields no decision.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CheckError {
     #[error(transparent)]
@@ -63,13 +63,13 @@ pub(crate) enum CheckError {
 }
 
 impl CheckError {
-    /// Whether fail-open applies to this error. It does not to errors that the caller can cause: too many concurrent
-    /// requests or no memory budget, or a request that cannot take the provider's changes.
+    /// Whether a provider that fails open allows the request after this error. Errors that the caller can cause are
+    /// excluded: too many checks in flight, no memory budget, and a request that cannot take the provider's changes.
     pub(in crate::http) fn may_fail_open(&self) -> bool {
         !matches!(self, Self::Unusable | Self::TooMany | Self::Exhausted(_))
     }
 
-    /// Outcome label of the error in metrics.
+    /// Returns the error's value of the outcome label in metrics.
     pub(in crate::http) fn outcome(&self) -> &'static str {
         match self {
             Self::Call(_) => "unreachable",
@@ -94,7 +94,7 @@ impl From<CollectError> for CheckError {
     }
 }
 
-/// One end of a connection, with its identity as text.
+/// Source or destination in a check request: address, and SPIFFE identity as text.
 pub(super) type End = (SocketAddr, Option<String>);
 
 pub(super) fn source(session: &Session) -> End {
@@ -115,12 +115,12 @@ pub(super) fn peer((address, principal): &End) -> Peer<'_> {
     }
 }
 
-/// Client request or connection that an authorizer decides on.
+/// Client's request or connection that an authorization provider checks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CheckedRequest<'a> {
     pub(super) request: &'a Request<Incoming>,
     pub(super) normalized: &'a NormalizedTarget,
-    /// Prefix of the body, up to the size that the provider requires.
+    /// Prefix of the body, up to the size that the provider's settings require.
     pub(super) prefix: &'a BufferedPrefix,
 }
 
@@ -232,18 +232,18 @@ pub(super) async fn grpc(
 pub(in crate::http) struct UnaryCall<'a> {
     pub(in crate::http) service: &'a NamespacedHostname,
     pub(in crate::http) port: u16,
-    /// Path of the method.
+    /// Path of the gRPC method.
     pub(in crate::http) path: &'a str,
-    /// Encoded request message.
+    /// Encoded protobuf message of the request.
     pub(in crate::http) message: Vec<u8>,
-    /// Timeout that the server receives (`grpc-timeout`).
+    /// Value of `grpc-timeout`, which tells the server the deadline.
     pub(in crate::http) timeout: Duration,
     pub(in crate::http) caller: CallFor<'a>,
-    /// Waypoints that the request has passed.
+    /// Number of waypoints that the client's request has passed.
     pub(in crate::http) hops: Hops,
 }
 
-/// Makes a unary call, and returns the response message. The caller bounds its time.
+/// Makes a unary gRPC call, and returns the response message. The calling function must limit its time.
 pub(in crate::http) async fn unary(
     session: &Session,
     call: UnaryCall<'_>,
@@ -320,7 +320,7 @@ fn is_among(patterns: &[StringMatch], name: &HeaderName) -> bool {
         .any(|pattern| pattern.matches(name.as_str()))
 }
 
-/// Returns the HTTP request of a check.
+/// Builds the HTTP request by which an HTTP provider checks a client's request.
 fn question(
     provider: &Provider,
     http: &HttpProvider,

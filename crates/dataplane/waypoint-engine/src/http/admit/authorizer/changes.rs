@@ -1,11 +1,11 @@
-//! Changes of headers and query by a provider, within bounds.
+//! Applies a provider's changes to the headers and the query of a request, within limits.
 
 use ambit_wire::ext_authz::{HeaderChange, HeaderOption};
 use http::{HeaderMap, HeaderName, HeaderValue, uri::PathAndQuery};
 
 use crate::headers::{join_cookies, may_be_changed};
 
-/// Maximum number of lines and bytes of a request's headers, including those that a provider adds.
+/// Maximum number of header lines of a request, and their total size in bytes, after a provider's changes.
 const MAX_HEADERS: usize = 200;
 const MAX_HEADER_BYTES: usize = 64 << 10;
 
@@ -14,7 +14,8 @@ fn name_of(text: &str) -> Option<HeaderName> {
     name.filter(may_be_changed)
 }
 
-/// Sets headers; returns the number of rejected changes: providers may not set the header, or it is invalid.
+/// Sets headers as a provider requests. Returns the number of rejected changes: of headers that providers may not set,
+/// or with invalid names or values.
 pub(in crate::http) fn apply(headers: &mut HeaderMap, changes: &[HeaderOption]) -> u64 {
     let mut refused = 0;
     for change in changes {
@@ -38,7 +39,7 @@ pub(in crate::http) fn apply(headers: &mut HeaderMap, changes: &[HeaderOption]) 
     refused
 }
 
-/// Removes headers; returns the number of rejected removals.
+/// Removes headers as a provider requests. Returns the number of rejected removals.
 pub(super) fn remove(headers: &mut HeaderMap, names: &[String]) -> u64 {
     let mut refused = 0;
     for name in names {
@@ -50,7 +51,7 @@ pub(super) fn remove(headers: &mut HeaderMap, names: &[String]) -> u64 {
     refused
 }
 
-/// Whether the request's headers are within the limits of received requests.
+/// Whether the headers of a changed request are within [`MAX_HEADERS`] and [`MAX_HEADER_BYTES`].
 pub(super) fn is_bounded(headers: &HeaderMap) -> bool {
     let bytes = headers
         .iter()
@@ -58,7 +59,7 @@ pub(super) fn is_bounded(headers: &HeaderMap) -> bool {
     headers.len() <= MAX_HEADERS && bytes.sum::<usize>() <= MAX_HEADER_BYTES
 }
 
-/// Returns a target with changed query parameters; `None` if it is invalid.
+/// Applies a provider's changes to the query parameters of a request target; `None` if the result is invalid.
 pub(super) fn query(
     target: &PathAndQuery,
     set: &[(String, String)],

@@ -12,7 +12,7 @@ fn memory() -> ConnectionMemory {
     memory.connection(None, [10, 0, 0, 1].into())
 }
 
-/// Returns a body whose frames are sent by the test.
+/// Creates a body that streams the frames of the returned sender.
 fn body() -> (mpsc::UnboundedSender<Result<Frame<Bytes>, BodyError>>, Body) {
     let (sender, mut receiver) = mpsc::unbounded_channel();
     let frames = futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx));

@@ -1,13 +1,13 @@
-//! Header blocks in pieces of any size: their charged memory, and the sizes of reads.
+//! Tests of the memory charge and the sizes of reads for header blocks that arrive in pieces of any size.
 
 use std::{sync::Arc, task::Waker};
 
 use super::*;
 use crate::memory::{Memory, MemoryLimits};
 
-/// Limit of header sections.
+/// Maximum size of a header section in the tests.
 const MAX_SECTION_BYTES: usize = 64 << 10;
-/// Maximum size of a header block within the limit.
+/// Maximum memory charge of a header block within the limit of header sections.
 const MAX_BLOCK_BYTES: usize = MAX_SECTION_BYTES / EMPTY_FIELD_BYTES * FIELD_BYTES;
 
 fn frame(kind: u8, flags: u8, stream: u32, length: usize) -> Vec<u8> {
@@ -19,7 +19,7 @@ fn frame(kind: u8, flags: u8, stream: u32, length: usize) -> Vec<u8> {
     frame
 }
 
-/// Feeds bytes in pieces of this size, and returns the blocks.
+/// Parses client frames in pieces of this size, and returns the resulting state.
 fn after(bytes: &[u8], piece: usize) -> (Blocks, Frames) {
     let mut blocks = Blocks {
         most: MAX_SECTION_BYTES,
@@ -93,7 +93,7 @@ fn trailers_are_charged_until_their_request_ends() {
     assert_eq!(blocks.bytes(), 0);
 }
 
-/// Reads a connection to its end, and returns the bytes of each read; `None` where the task yielded.
+/// Reads a connection to its end, and returns the size of each read; `None` where the task yielded.
 fn reads(bytes: &[u8]) -> Vec<Option<usize>> {
     let memory = Memory::new(MemoryLimits::of(1 << 30), Arc::default());
     let memory = memory.connection(None, [10, 0, 0, 1].into());

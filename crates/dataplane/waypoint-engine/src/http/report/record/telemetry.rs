@@ -1,4 +1,4 @@
-//! Configured telemetry of one request: headers for access logs, its span, and the report when it ends.
+//! Configured telemetry of one request: the headers that access logs read, the trace span, and the report at the end.
 
 use std::sync::Arc;
 
@@ -19,25 +19,25 @@ use crate::{
     telemetry_config::{Item, TelemetryConfig, Tracing},
 };
 
-/// Telemetry of a request whose target has a configuration.
+/// Telemetry state of a request whose target has a `Telemetry` configuration.
 #[derive(Debug)]
 pub(super) struct RequestTelemetry {
     telemetry_config: Arc<TelemetryConfig>,
     request: HeaderMap,
     response: HeaderMap,
     incoming: Incoming,
-    /// Trace context of the forwarded request: trace, span, and whether it is sampled.
+    /// Trace id, span id and sampling decision of the forwarded request.
     span_context: Option<(TraceId, SpanId, bool)>,
-    /// Generated request id of a request without one.
+    /// Request id that the waypoint has generated for a request without one.
     named: Option<HeaderValue>,
     state: String,
 }
 
-/// Attributes of a finished request that its [`HttpRequestReport`] lacks or has in another form.
+/// Attributes of a finished request that its [`HttpRequestReport`] does not have, or not in this form.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FinishedRequest<'a> {
     pub(super) method: &'a str,
-    /// Request target without tokens.
+    /// Request target, with tokens removed from its query.
     pub(super) target: &'a str,
     pub(super) host: &'a str,
     pub(super) status: u16,
@@ -46,7 +46,7 @@ pub(super) struct FinishedRequest<'a> {
 }
 
 impl RequestTelemetry {
-    /// Creates the telemetry of a request, if the target has a configuration.
+    /// Creates the telemetry state of a request; `None` if its target has no `Telemetry` configuration.
     pub(super) fn of(session: &Session, headers: &HeaderMap) -> Option<Box<Self>> {
         let telemetry_config = session.telemetry_config()?;
         let mut telemetry = Self {
@@ -64,7 +64,7 @@ impl RequestTelemetry {
         Some(Box::new(telemetry))
     }
 
-    /// Decides whether the request is sampled, and its span.
+    /// Parses the trace context of a request, decides whether it is sampled, and creates its span id.
     fn read_trace_context(&mut self, headers: &HeaderMap) {
         let Some(Tracing { settings, .. }) = &self.telemetry_config.tracing else {
             return;
@@ -100,7 +100,7 @@ impl RequestTelemetry {
         }
     }
 
-    /// Writes the trace context into the request before authorization.
+    /// Writes the trace context to the request headers, before the request is authorized.
     pub(super) fn pass_on(&self, headers: &mut HeaderMap) {
         let tracing = self.telemetry_config.tracing.as_ref();
         let propagates = tracing.is_some_and(|tracing| tracing.settings.propagates);
@@ -112,24 +112,24 @@ impl RequestTelemetry {
         }
     }
 
-    /// Records the request headers as they are forwarded.
+    /// Records the headers of the forwarded request that access logs and span tags read.
     pub(super) fn forwarded(&mut self, session: &Session, headers: &HeaderMap) {
         self.request = redacted(session, &self.telemetry_config, headers);
     }
 
-    /// Records the response headers.
+    /// Records the response headers that access logs and span tags read.
     pub(super) fn answered(&mut self, session: &Session, headers: &HeaderMap) {
         let mut redacted = self.telemetry_config.wants.of_response(headers);
         redact_headers(session, &mut redacted);
         self.response = redacted;
     }
 
-    /// Whether the configuration has access logs, which replace the waypoint's own.
+    /// Whether the configuration has access logs, which replace the waypoint's default one.
     pub(super) fn has_logs(&self) -> bool {
         self.telemetry_config.logs.is_some()
     }
 
-    /// Reports a finished request, and returns its label overrides.
+    /// Writes the access logs and the span of a finished request, and returns its overridden metric labels.
     pub(super) fn report(
         &mut self,
         session: &Session,
@@ -203,7 +203,7 @@ impl RequestTelemetry {
     }
 }
 
-/// Copies the required request headers without tokens.
+/// Copies the request headers that access logs and span tags read, with tokens removed.
 fn redacted(
     session: &Session,
     telemetry_config: &TelemetryConfig,
@@ -214,7 +214,7 @@ fn redacted(
     redacted
 }
 
-/// Returns Istio's tags for both ends and for the waypoint itself.
+/// Returns the values of Istio's span tags for source, destination and the waypoint itself.
 fn parties(session: &Session, traffic: &TrafficLabels) -> span::Parties {
     let config = &session.shard.waypoint.config;
     let mut all = vec![

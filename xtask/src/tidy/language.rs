@@ -7,6 +7,8 @@ use super::source::Source;
 const PRONOUNS: &[&str] = &[
     "It", "That", "These", "They", "This", "Those", "What", "Whatever", "Who", "Whoever", "See",
 ];
+/// Headings in doc comments, whose text begins on a line of its own: on theirs, it would be part of the heading.
+const HEADINGS: &[&str] = &["# Errors ", "# Panics "];
 /// Minimum number of words of a doc comment.
 const MIN_WORDS: usize = 3;
 /// Maximum length of a test's name, in characters.
@@ -41,6 +43,13 @@ fn find(source: &Source, findings: &mut Vec<String>) {
             let (_, doc) = doc.get_or_insert_with(|| (index + 1, String::new()));
             doc.push(' ');
             doc.push_str(text);
+            if HEADINGS
+                .iter()
+                .any(|heading| text.trim_start().starts_with(heading))
+            {
+                let at = index + 1;
+                findings.push(format!("{path}:{at}: text on the line of a heading"));
+            }
             continue;
         }
         if let Some((at, doc)) = doc.take()
@@ -123,6 +132,20 @@ mod tests {
         ] {
             let found = findings("a.rs", &format!("{doc}\nfn a() {{}}\n"));
             assert_eq!(found.is_empty(), is_clear, "{doc}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn text_is_not_on_the_line_of_a_heading() {
+        for (line, is_right) in [
+            ("# Errors\n/// When it fails.", true),
+            ("# Errors When it fails.", false),
+        ] {
+            let found = findings(
+                "a.rs",
+                &format!("/// Reads a file.\n///\n/// {line}\nfn a() {{}}\n"),
+            );
+            assert_eq!(found.is_empty(), is_right, "{line}: {found:?}");
         }
     }
 

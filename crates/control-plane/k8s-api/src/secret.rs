@@ -1,4 +1,4 @@
-//! Secrets with credentials of registries. Their contents are never logged.
+//! Secrets with credentials of registries. Their contents never appear in logs or dumps.
 
 use std::{collections::BTreeMap, fmt};
 

@@ -69,7 +69,8 @@ impl Engine {
 
     /// Creates an engine without compiled modules.
     ///
-    /// # Errors When the system does not allow compilation at run time.
+    /// # Errors
+    /// When the system does not allow compilation at run time.
     pub fn new() -> Result<Self, ModuleError> {
         let mut config = Config::new();
         config.epoch_interruption(true);
@@ -95,7 +96,8 @@ impl Engine {
 
     /// Compiles a module. Blocks for a long time, so it must not run on worker threads.
     ///
-    /// # Errors When the bytes are not a module, or not one for this host.
+    /// # Errors
+    /// When the bytes are not a module, or not one for this host.
     pub fn compile(&self, bytes: &[u8]) -> Result<Module, ModuleError> {
         if bytes.len() > MAX_MODULE {
             return Err(ModuleError::TooLarge(bytes.len()));

@@ -46,7 +46,8 @@ impl fmt::Debug for Vm {
 impl Vm {
     /// Creates and configures an instance. Blocks for a long time, so it must not run on worker threads.
     ///
-    /// # Errors When it traps, times out, or rejects its configuration.
+    /// # Errors
+    /// When it traps, times out, or rejects its configuration.
     pub fn start(
         module: &Module,
         settings: Arc<Settings>,
@@ -202,7 +203,8 @@ impl Vm {
 
     /// Passes a part of a body to the module; [`Self::take_body`] returns the released bytes.
     ///
-    /// # Errors When the module fails.
+    /// # Errors
+    /// When the module fails.
     pub fn body(
         &mut self,
         of: Direction,

@@ -171,7 +171,7 @@ async fn handle(shard: Arc<Shard>, accepted: Accepted) {
     });
     let serving = tunnel_server::serve(stream, &settings, drain, peer, |incoming| {
         client.shard.waypoint.record_tunnel();
-        // Charged before the first tunnel, since the connection holds memory already.
+        // Charged at once: a tunnel holds memory before it begins.
         let bytes = tunnel_windows::TUNNEL_COST_BYTES + headers::cost(incoming.headers());
         let Ok(opening_permit) = client.memory.open(bytes) else {
             return incoming.refuse(StatusCode::SERVICE_UNAVAILABLE);

@@ -1,4 +1,4 @@
-//! Addresses of the API server and of nodes, which waypoints never call on behalf of objects.
+//! Addresses of the API server and of nodes, which neither waypoints nor the control plane call on behalf of objects.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -16,7 +16,8 @@ fn size(of: usize) -> u32 {
 impl Vm {
     /// Passes the response of a call to the module, unless the module has cancelled the call.
     ///
-    /// # Errors When the module fails.
+    /// # Errors
+    /// When the module fails.
     pub fn call_ended(
         &mut self,
         token: Token,
@@ -80,7 +81,8 @@ impl Vm {
 
     /// Passes an event of a stream to the module; returns false if the module has closed the stream.
     ///
-    /// # Errors When the module fails.
+    /// # Errors
+    /// When the module fails.
     pub fn stream_event(&mut self, token: Token, event: StreamEvent) -> Result<bool, Failure> {
         let calls = &mut self.store.data_mut().calls;
         if !calls.contains_key(&token.0) {

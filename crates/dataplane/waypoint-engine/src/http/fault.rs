@@ -12,7 +12,7 @@ use super::{admit::admission::Admission, reply::Reply, report::record::Record, s
 const ABORTED: &str = "fault filter abort";
 const DETAILS: &str = "fault_filter_abort";
 
-/// Injects a fault: delays the request, or aborts it. A policy change that denies the request, or its timeout, ends the
+/// Injects a fault: delays the request, aborts it, or both. A policy change that denies the request, or its timeout, ends the
 /// delay early.
 ///
 /// # Errors

@@ -1,5 +1,5 @@
-//! Mirrored requests. They are invisible to the client: the mirror's response is discarded, the original request never
-//! waits for a mirror, and metrics do not count mirrored requests.
+//! Mirrored requests. They are invisible to the client: the mirror's response is discarded, and the original request never
+//! waits for a mirror. Metrics of requests leave them out; `ambit_requests_mirrored_total` counts them.
 //!
 //! A mirror receives the forwarded form of an admitted request, with `-shadow` appended to the host, as in Istio and
 //! Envoy, so that applications can tell these requests from others.

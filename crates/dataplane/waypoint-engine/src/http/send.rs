@@ -216,7 +216,7 @@ pub(super) async fn send(
             is_reason,
             unsent,
         } = AttemptResult::of(outcome, chosen, &retrying, decision.as_deref());
-        // An unsent request does not count as the endpoint's failure.
+        // An unsent request is no load on the endpoint.
         let is_burden = unsent.is_none();
         if is_burden && !is_reason {
             return ended;

@@ -43,7 +43,7 @@ pub(crate) type Caller = (Option<Identity>, IpAddr);
 #[derive(Debug)]
 pub(super) struct Lookups {
     known: Mutex<HashMap<ArcStr, (Instant, Known)>>,
-    in_flight: Mutex<HashMap<ArcStr, Arc<Lookup>>>,
+    in_flight: Mutex<HashMap<ArcStr, InFlight>>,
     slots: Semaphore,
     callers: Callers,
 }
@@ -92,6 +92,14 @@ impl Drop for CallerSlot {
     }
 }
 
+/// Lookup in flight, and the number of requests that wait for it. The number is apart from the references to the lookup,
+/// which requests drop only after they have left the lock.
+#[derive(Debug)]
+struct InFlight {
+    lookup: Arc<Lookup>,
+    waiting: usize,
+}
+
 /// Request that waits for a lookup. The lookup is cancelled when the last one is dropped.
 struct Waiting<'a> {
     lookups: &'a Lookups,
@@ -102,11 +110,15 @@ struct Waiting<'a> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let mut in_flight = self.lookups.in_flight.lock();
-        // Other waiters drop theirs under the lock.
-        let is_last = Arc::strong_count(&self.lookup) == 2;
-        let is_over = self.lookup.outcome.initialized();
-        let is_this = |other: &Arc<Lookup>| Arc::ptr_eq(other, &self.lookup);
-        if (is_last || is_over) && in_flight.get(self.host).is_some_and(is_this) {
+        // A later lookup of the same host is not this request's.
+        let own = in_flight
+            .get_mut(self.host)
+            .filter(|entry| Arc::ptr_eq(&entry.lookup, &self.lookup));
+        let Some(own) = own else {
+            return;
+        };
+        own.waiting = own.waiting.saturating_sub(1);
+        if own.waiting == 0 || self.lookup.outcome.initialized() {
             in_flight.remove(self.host);
         }
     }
@@ -160,15 +172,22 @@ impl Lookups {
         caller: Option<Caller>,
     ) -> Result<Waiting<'a>, TooManyLookups> {
         let mut in_flight = self.in_flight.lock();
-        let lookup = match in_flight.get(host) {
-            Some(lookup) => lookup.clone(),
+        let lookup = match in_flight.get_mut(host) {
+            Some(entry) => {
+                entry.waiting += 1;
+                entry.lookup.clone()
+            }
             None => {
                 let of_caller = caller.map(|caller| self.callers.begin(caller));
                 let lookup = Arc::new(Lookup {
                     outcome: OnceCell::new(),
                     _of_caller: of_caller.transpose()?,
                 });
-                in_flight.insert(host.into(), lookup.clone());
+                let entry = InFlight {
+                    lookup: lookup.clone(),
+                    waiting: 1,
+                };
+                in_flight.insert(host.into(), entry);
                 lookup
             }
         };
@@ -276,6 +295,21 @@ mod tests {
         assert!(lookups.callers.0.lock().is_empty());
         let again = lookups.get("9.example.com", caller(1), || async { found([1; 4]) });
         assert!(again.await.is_ok());
+    }
+
+    /// Tests two requests of different threads: the first has left the lock, but not yet dropped its reference.
+    #[test]
+    fn lookup_ends_with_requests_that_are_cancelled_at_once() {
+        let lookups = Lookups::new();
+        let first = lookups.join("a.example.com", caller(1)).unwrap();
+        let second = lookups.join("a.example.com", caller(1)).unwrap();
+        let not_dropped_yet = first.lookup.clone();
+        drop(first);
+        assert_eq!(lookups.in_flight.lock().len(), 1);
+        drop(second);
+        assert!(lookups.in_flight.lock().is_empty());
+        drop(not_dropped_yet);
+        assert!(lookups.callers.0.lock().is_empty());
     }
 
     #[tokio::test]

@@ -1,23 +1,23 @@
-//! Decides which Gateways this control plane manages, and which objects it has created.
+//! Labels and names that decide which Gateways this control plane manages, and which objects it has created.
 
 use std::collections::BTreeMap;
 
 use ambit_k8s_api::{Gateway, labels::REVISION, revisions::Revisions};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-/// Label of an object: class of the Gateway that it belongs to.
+/// Label of an object that names the class of the Gateway to which it belongs.
 pub(crate) const GATEWAY_CLASS_NAME: &str = "gateway.networking.k8s.io/gateway-class-name";
 /// Name of the GatewayClass of waypoints.
 pub const CLASS: &str = "istio-waypoint";
-/// Controller of that class.
+/// Controller name of the waypoints' GatewayClass.
 pub const CONTROLLER: &str = "istio.io/mesh-controller";
-/// Label of every generated object: its manager.
+/// Label of every generated object that names its controller.
 pub const MANAGED: &str = "gateway.istio.io/managed";
 /// Value of [`MANAGED`] on a waypoint's objects.
 pub const MANAGED_BY: &str = "istio.io-mesh-controller";
 
-/// Returns whether a control plane manages a Gateway, of any class. Namespaces select a revision,
-/// too: `namespace` are the labels of the Gateway's namespace.
+/// Returns whether the control plane of a revision manages a Gateway, of any class. `namespace` has the labels of the
+/// Gateway's namespace, which may select a revision, too.
 pub fn is_of_revision(
     gateway: &Gateway,
     namespace: &BTreeMap<String, String>,
@@ -29,9 +29,8 @@ pub fn is_of_revision(
     revisions.is_own(own.map(String::as_str), of_namespace.map(String::as_str))
 }
 
-/// Returns whether a Gateway's waypoint is deployed automatically: its class is that of waypoints,
-/// and it does not request an address by host name, which means that its Service and pods are
-/// deployed manually.
+/// Returns whether a Gateway's waypoint is deployed automatically: its class is [`CLASS`], and it does not request an
+/// address by host name, which means that its Service and pods are deployed manually.
 pub fn is_deployed(gateway: &Gateway) -> bool {
     let by_hostname = gateway
         .spec
@@ -41,8 +40,7 @@ pub fn is_deployed(gateway: &Gateway) -> bool {
     gateway.spec.gateway_class_name == CLASS && !by_hostname
 }
 
-/// Returns whether an object was created for a waypoint, by Ambit or by another implementation of
-/// the same controller.
+/// Returns whether an object was created for a waypoint, by Ambit or by another controller of [`CLASS`].
 pub fn is_managed(metadata: &ObjectMeta) -> bool {
     let labels = metadata.labels.as_ref();
     labels

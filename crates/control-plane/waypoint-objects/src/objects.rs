@@ -11,9 +11,9 @@ use crate::{
     pod::{self, GATEWAY_NAME, HBONE_PORT, READINESS_PORT},
 };
 
-/// Annotation of a Gateway that sets the number of its waypoint's pods.
+/// Annotation of a Gateway: number of pods of its waypoint.
 const REPLICAS_ANNOTATION: &str = "ambit.io/waypoint-replicas";
-/// Annotation of a Gateway that sets the type of its waypoint's Service.
+/// Annotation of a Gateway: the type of its Service.
 const SERVICE_TYPE_ANNOTATION: &str = "networking.istio.io/service-type";
 /// Annotations of a Gateway that rename the generated objects and the service account.
 const NAME_OVERRIDES: [&str; 2] = [

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use ambit_k8s_api::{Gateway, labels::REVISION, revisions::Revisions};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-/// Label of an object that names the class of the Gateway to which it belongs.
+/// Label of an object: class of the Gateway that it belongs to.
 pub(crate) const GATEWAY_CLASS_NAME: &str = "gateway.networking.k8s.io/gateway-class-name";
 /// Name of the GatewayClass of waypoints.
 pub const CLASS: &str = "istio-waypoint";
-/// Controller name of the waypoints' GatewayClass.
+/// Controller of that class.
 pub const CONTROLLER: &str = "istio.io/mesh-controller";
-/// Label of every generated object that names its controller.
+/// Label of every generated object: its manager.
 pub const MANAGED: &str = "gateway.istio.io/managed";
 /// Value of [`MANAGED`] on a waypoint's objects.
 pub const MANAGED_BY: &str = "istio.io-mesh-controller";

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{CLASS, Part, error::InvalidParameters, overlay::Overlay};
 
-/// Label of a ConfigMap in the system namespace that names the GatewayClass to which its overlays apply.
+/// Label of a ConfigMap in the system namespace: GatewayClass that its overlays are for.
 const DEFAULTS_FOR_CLASS: &str = "gateway.istio.io/defaults-for-class";
 
 /// Namespace and name of a ConfigMap.

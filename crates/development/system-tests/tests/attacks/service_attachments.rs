@@ -46,7 +46,7 @@ mod other_network;
 use matrix::{Dial, ON_NODES, cell, cells, client_route, is_http2, serve_http2};
 use other_network::{CLIENTS, OtherNetwork};
 
-/// Ports of the pod: one with objects of all kinds, and one with a CUSTOM policy.
+/// Ports of the pod: one with objects of all kinds attached, and one with a CUSTOM policy attached.
 const APP: u16 = 8081;
 const CHECKED: u16 = 8082;
 
@@ -123,7 +123,7 @@ spec:
   local: [{requests: 1, per: 1h, burst: 1, by: [{header: x-cell}], matches: [{path: {type: Exact, value: /open/limited}}]}]
 ";
 
-/// Provider without a server.
+/// Extension provider without a server, so that its CUSTOM policies deny.
 const AUTHORIZER: &str = "
 ---
 apiVersion: v1
@@ -152,11 +152,10 @@ spec:
 
 const HEADERS: &str = include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
 
-/// Host that resolves to the victim's address: any name that its owner lets have it would do.
+/// Host name that resolves to the victim's address; its owner may choose any address.
 const LURE: &str = "headless.shop.svc.cluster.local";
 
-/// Returns Services of the tenant with the victim's address as endpoint, and objects that the
-/// tenant attaches to them.
+/// Returns Services of the tenant whose endpoint is the victim's address, and objects that the tenant attaches to them.
 fn tenant(victim: IpAddr) -> String {
     format!(
         "
@@ -223,7 +222,8 @@ spec:
     )
 }
 
-/// Grant that lets attachments of the tenant's Services and ServiceEntries apply to a pod.
+/// Grant that lets the objects attached to the tenant's Services and ServiceEntries apply to a pod of another
+/// namespace.
 const GRANT: &str = "
 apiVersion: gateway.networking.k8s.io/v1beta1
 kind: ReferenceGrant
@@ -233,7 +233,7 @@ spec:
   to: [{group: '', kind: Pod, name: server}]
 ";
 
-/// Service with its own waypoint, whose pod is behind the other waypoint.
+/// Service with its own waypoint, whose pod is behind a different waypoint.
 const OTHER_WAYPOINT_SERVICE: &str = "
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
@@ -255,8 +255,8 @@ spec:
   rules: [{from: [{source: {principals: [cluster.local/ns/shop/sa/client]}}]}]
 ";
 
-/// Returns a Service of the tenant at the other waypoint, whose endpoint is the victim behind its
-/// own.
+/// Returns a Service of the tenant at the other waypoint, whose endpoint is the victim behind the victim's own
+/// waypoint.
 fn hook(victim: IpAddr) -> String {
     format!(
         "
@@ -350,7 +350,7 @@ impl Scene {
         answer.unwrap_or_else(|error| format!("broken: {error}"))
     }
 
-    /// Starts a request whose response does not end.
+    /// Sends a request whose response body does not end; returns the connection.
     fn begin(&self, from: &LabNetns, to: SocketAddr) -> Conversation {
         let request = b"GET /open/endless HTTP/1.1\r\nHost: app.shop\r\n\r\n";
         let mut connection = self.mesh.dial_from(from.clone(), to).unwrap();
@@ -360,7 +360,7 @@ impl Scene {
     }
 }
 
-/// Sends a piece of a body now and then, until the client has disconnected.
+/// Sends pieces of a body at intervals, until the client has disconnected.
 fn endless(stream: &mut TcpStream) -> std::io::Result<()> {
     stream.set_read_timeout(Some(Duration::from_millis(50)))?;
     stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")?;
@@ -520,7 +520,7 @@ fn another_waypoint(scene: &Scene, other_network: &OtherNetwork<'_>) {
     }
 }
 
-/// Returns a policy of a Service that selects the pod, or does not.
+/// Returns a Service whose selector matches the pod or not, and, if `policy`, a policy attached to it.
 fn late(selector: &str, policy: bool) -> String {
     let service = format!(
         "
@@ -543,7 +543,7 @@ spec:
     if policy { service + of_it } else { service }
 }
 
-/// Returns a Service with a pod's address as endpoint, and a policy.
+/// Returns a Service without a selector, with an EndpointSlice of a pod's address, and a policy attached to it.
 fn written(victim: IpAddr) -> String {
     let service = late("nobody", true)
         .replace("selector: {app: nobody}, ", "")

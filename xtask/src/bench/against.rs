@@ -1,5 +1,5 @@
-//! `cargo xtask bench PART --against REV`: the same benchmark with this tree's programs and with those of another
-//! revision, alternately, until each figure is known to be better, equal or worse.
+//! `cargo xtask bench PART --against REV`: runs the same benchmark with this tree's programs and with those of another
+//! revision, alternately, until each result is known to be better, equal or worse.
 
 use std::{
     collections::BTreeMap,
@@ -20,17 +20,17 @@ use crate::shell;
 /// Number of pairs of runs before the first comparison.
 const MIN_PAIRS: usize = 4;
 
-/// Figure of a run, as `ambit-bench` writes it.
+/// Result of one benchmark in a run, as `ambit-bench` writes it.
 #[derive(Deserialize)]
 struct Figure {
     what: String,
     unit: String,
-    /// `None` if it is not finite.
+    /// Measured value; `None` if it is not finite.
     value: Option<f64>,
     score: Option<f64>,
 }
 
-/// Figure of all pairs of runs.
+/// Values of one benchmark in all pairs of runs.
 #[derive(Default)]
 struct Compared {
     unit: String,
@@ -39,8 +39,8 @@ struct Compared {
     ratios: Vec<f64>,
 }
 
-/// Builds the programs of another revision in a worktree of their own, beside this tree's, and returns their directory.
-/// Its benchmark is this tree's, so that both are measured alike.
+/// Builds the programs of another revision in a separate worktree, beside this tree's, and returns their directory. The
+/// benchmark itself is this tree's, so that both are measured alike.
 pub(super) fn programs_of(revision: &str, now: &Path) -> Result<PathBuf> {
     let directory = shell::target_dir().join("bench-against");
     let (source, target) = (directory.join("source"), directory.join("target"));
@@ -124,7 +124,7 @@ fn measure(bench: &Command, programs: &Path) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Adds a pair of runs. Figures that only one of them has, or that cannot be divided, are left out.
+/// Adds a pair of runs. Results that only one of them has, or that have no ratio, are omitted.
 fn add(figures: &mut BTreeMap<String, Compared>, now: Vec<Figure>, then: Vec<Figure>) {
     let mut then: BTreeMap<String, Figure> = then
         .into_iter()
@@ -159,7 +159,8 @@ fn median(values: &[f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Prints a line for each figure: medians, the ratio (above 1 is better) with its interval, and the outcome.
+/// Prints a line for each benchmark: medians, the ratio (above 1 is better) with its confidence interval, and the
+/// outcome.
 fn print(figures: &BTreeMap<String, Compared>) {
     println!(
         "\n{:<52} {:>10} {:>10} {:<8} {:>7} {:>15} {:>3}",

@@ -129,7 +129,7 @@ impl Scene {
         all.as_array().cloned().unwrap_or_default()
     }
 
-    /// Waits until the control plane has published records that contain these texts.
+    /// Waits until a line of the control plane's log contains all these texts.
     fn until_published(&self, parts: &[&str]) {
         let log = || {
             let source = LogSource::Daemon {

@@ -123,7 +123,7 @@ fn hash_of(map: &ConfigMap, key: &str) -> u64 {
     }
 }
 
-/// Keeps the ConfigMaps of all namespaces up to date; returns only when the [`TrustPublisher`] is dropped.
+/// Keeps the ConfigMaps of all namespaces up to date; returns only when the CA's publisher is dropped.
 pub async fn distribute(
     client: Client,
     mut trust: watch::Receiver<Arc<Trust>>,

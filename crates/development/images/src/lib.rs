@@ -119,7 +119,7 @@ pub fn write(binaries: &[Binaries<'_>], naming: &Naming<'_>, out: &Path) -> Resu
     Ok(archives)
 }
 
-/// Returns the names of the images' programs except the CNI plugin: the entry points, and [`LAB_TOOL`].
+/// Returns the names of the images' programs except the CNI plugin: the entry points, and `ambit-lab-tool`.
 pub fn programs() -> impl Iterator<Item = &'static str> {
     let entrypoints = IMAGES.iter().map(|(_, path, _)| program_of(path));
     entrypoints.chain([LAB_TOOL])

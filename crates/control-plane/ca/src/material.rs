@@ -1,12 +1,12 @@
-//! Sources of the authority's key and certificates: a directory in one of two layouts, or a root
-//! that was generated here and is stored in the first of them.
+//! Key and certificates of the CA, from a directory in one of two layouts, or generated here as a root, which is stored
+//! in the first of these layouts.
 //!
 //! | layout | files |
 //! |---|---|
 //! | Istio's `cacerts` | `ca-cert.pem`, `ca-key.pem`, `cert-chain.pem`, `root-cert.pem` |
 //! | cert-manager's secrets | `tls.crt`, `tls.key`, `ca.crt` |
 //!
-//! Both may be accompanied by a revocation list, `ca-crl.pem`.
+//! Either layout may include a CRL, `ca-crl.pem`.
 
 use std::{
     fs, io,
@@ -93,7 +93,7 @@ impl Material {
         Ok(Self::of_root(&root))
     }
 
-    /// Returns the PEM text of a self-signed root.
+    /// Returns key and certificate of a self-signed root as PEM text.
     pub fn of_root(root: &Authority) -> Self {
         let roots = root.root_pem();
         Self {

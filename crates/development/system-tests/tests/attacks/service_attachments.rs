@@ -1,8 +1,8 @@
-//! Objects attached to a Service apply to every caller of its pods, on every path: policies of each action, tokens,
-//! claims that callers forge, rate limits and plugins; and other tenants cannot add any.
+//! Tests that objects attached to a Service apply to every caller of its pods, on every path: policies of each action,
+//! tokens, claims that callers forge, rate limits and plugins; and that other tenants cannot attach any.
 //!
-//! Each cell ([`matrix::cell`]) is tried with AuthorizationPolicies ALLOW, DENY and CUSTOM, a RequestAuthentication, a
-//! RateLimit and a WasmPlugin, by HTTP/1.1 and by HTTP/2. The pod is on `node-2`.
+//! Each cell ([`matrix::cell`]) is tested with AuthorizationPolicies ALLOW, DENY and CUSTOM, a RequestAuthentication, a
+//! RateLimit and a WasmPlugin, over HTTP/1.1 and over HTTP/2. The pod is on `node-2`.
 //!
 //! | caller | VIP | pod address | alias (ServiceEntry) | headless name | NodePort | own route | another waypoint |
 //! |---|---|---|---|---|---|---|---|
@@ -14,20 +14,20 @@
 //! | either node itself | yes | yes | g | a | h | g | g |
 //! | another network (`other_network`) | yes, i | yes | yes, i | a | j | yes, f, i | yes, f, i |
 //!
-//! - a: a name without VIP is the pod's address by DNS. ALLOW and DENY are tried by name from `shop/client`; the rest is
-//!   the column of the pod's address.
-//! - b: a route of its own namespace is the owner's.
-//! - c: kube-proxy passes on under the node's address, whoever calls: nothing of the caller is left. The lab has no
-//!   NodePort of its own; rules of a host network pod stand in.
-//! - d: by that way policies of the other Service refuse it (`another_waypoint`).
-//! - e: other namespaces do not see it; entries and Services of their own for the same pod are tried below.
-//! - f: without CUSTOM, which is at another port than the route; likewise of another waypoint.
-//! - g: only the mesh knows the ServiceEntry, the route and the waypoint: outside of it the VIP of a Service is the pod's
-//!   address, and the alias leads nowhere.
-//! - h: kube-proxy's rules for what is forwarded are not those of the node itself, whose calls are those by VIP.
-//! - i: by host name, as an east-west gateway's clients name what they call. The gateway is the test's: the lab has one
-//!   network.
-//! - j: NodePorts are no way into another network.
+//! - a: a name without VIP resolves to the pod's address. ALLOW and DENY are tested by name from `shop/client`; all else
+//!   is as in the column of the pod's address.
+//! - b: a route of the caller's own namespace is the owner's.
+//! - c: kube-proxy forwards with the node's source address, so that all callers look alike. The lab has no NodePorts;
+//!   nftables rules of a pod in the host network replace them.
+//! - d: policies of the other Service deny such calls (`another_waypoint`).
+//! - e: it is not visible in other namespaces; their own entries and Services for the same pod are tested below.
+//! - f: without CUSTOM, which is attached to another port than that of the route or of the other waypoint.
+//! - g: only the mesh knows the ServiceEntry, the route and the waypoint: outside of it, the VIP of a Service is
+//!   translated to the pod's address, and the alias has no route.
+//! - h: kube-proxy's rules for forwarded packets do not apply to the node's own packets; the node calls the VIP.
+//! - i: by host name, as clients of an east-west gateway name their targets. The gateway is part of the test: the lab
+//!   has one network.
+//! - j: NodePorts are not reachable from another network.
 
 use std::{
     io::{Read as _, Write as _},

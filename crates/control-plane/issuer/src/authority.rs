@@ -138,8 +138,8 @@ impl Authority {
         })
     }
 
-    /// Loads a plugged-in CA from the texts of four PEM files (Istio's `cacerts`): certificate, key, chain up to the root
-    /// (may be empty or contain the certificate), roots. Rejects a CA whose certificates would not verify now.
+    /// Loads a plugged-in CA from the texts of four PEM files (Istio's `cacerts`): certificate, key, chain up to the
+    /// root (may be empty or contain the certificate), roots. Rejects a CA whose certificates would not verify now.
     pub fn from_pem(
         ca_cert: &str,
         ca_key: &str,

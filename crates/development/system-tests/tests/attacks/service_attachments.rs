@@ -14,8 +14,8 @@
 //! | either node itself | yes | yes | g | a | h | g | g |
 //! | another network (`other_network`) | yes, i | yes | yes, i | a | j | yes, f, i | yes, f, i |
 //!
-//! - a: a name without VIP resolves to the pod's address. ALLOW and DENY are tested by name from `shop/client`; all else
-//!   is as in the column of the pod's address.
+//! - a: a name without VIP resolves to the pod's address. ALLOW and DENY are tested by name from `shop/client`; all
+//!   else is as in the column of the pod's address.
 //! - b: a route of the caller's own namespace is the owner's.
 //! - c: kube-proxy forwards with the node's source address, so that all callers look alike. The lab has no NodePorts;
 //!   nftables rules of a pod in the host network replace them.

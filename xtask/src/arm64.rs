@@ -1,9 +1,9 @@
-//! `cargo xtask arm64`: the demo of the lab, with cross-built programs, on an emulated arm64 machine that runs Debian's
-//! kernel for arm64. Unlike QEMU's emulation of single programs, the kernel's part is real: system calls, netlink,
+//! `cargo xtask arm64`: runs the lab's demo, with cross-built programs, on an emulated arm64 machine with Debian's
+//! kernel for arm64. Unlike with QEMU's emulation of single programs, the kernel's part is real: system calls, netlink,
 //! nftables, network namespaces.
 //!
-//! The machine has no disk and no network, and its file system is in memory. It prints to a serial console, whose text is
-//! the result.
+//! The machine has no disk and no network, and its file system is in memory. It prints to a serial console, whose text
+//! is the result.
 
 use std::{
     fs,
@@ -25,22 +25,22 @@ use crate::{
     shell,
 };
 
-/// Package that depends on Debian's newest kernel for virtual machines.
+/// Package that depends on Debian's newest kernel for virtual machines on arm64.
 const KERNEL: &str = "linux-image-cloud-arm64";
 
-/// Directories of the kernel's modules that the lab needs, with their dependencies.
+/// Directories and files of the kernel modules that the lab needs, with their dependencies.
 const MODULES: [&str; 4] = ["net", "lib", "crypto", "drivers/net/veth.ko"];
 
-/// First process of the machine.
+/// Script that is the first process of the machine.
 const INIT: &str = include_str!("arm64/init.sh");
 
 /// Directory of Ambit's programs in the machine.
 const PROGRAMS: &str = "opt/ambit";
 
-/// Timeout of the machine, from its start until it is powered off.
+/// Timeout from the machine's start until it is powered off.
 const DEADLINE: Duration = Duration::from_secs(20 * 60);
 
-/// Words of lines that the machine must print, in their order within the line. The demo itself checks more.
+/// Words that lines of the machine's output must contain, in this order within a line. The demo itself checks more.
 const EXPECTED: [&[&str]; 7] = [
     &["machine: Linux", "aarch64"],
     &["shop/frontend", "shop/orders", "HBONE (mTLS)", "allowed"],
@@ -61,7 +61,7 @@ const EXPECTED: [&[&str]; 7] = [
     &["status: 0"],
 ];
 
-/// Builds the programs, runs the machine, and checks what it prints.
+/// Builds the programs, runs the machine, and checks its output.
 pub(crate) fn run() -> Result<()> {
     let architecture = Architecture::Arm64;
     ensure!(
@@ -83,7 +83,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Builds unoptimised programs and returns their directory.
+/// Builds unoptimised programs for an architecture and returns their directory.
 fn build(architecture: Architecture) -> Result<PathBuf> {
     let mut cargo = shell::cargo(&["build", "--locked", "--bins"]);
     for package in images::PACKAGES.iter().chain(&images::STATIC) {
@@ -96,11 +96,11 @@ fn build(architecture: Architecture) -> Result<PathBuf> {
         .join("debug"))
 }
 
-/// Directory that is removed with the value.
+/// Directory that is removed on drop.
 struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Creates the directory, after removing what a killed command left there.
+    /// Creates the directory, after removing the one that a killed command has left.
     fn new(path: PathBuf) -> Result<Self> {
         if path.exists() {
             fs::remove_dir_all(&path)?;
@@ -116,7 +116,8 @@ impl Drop for Scratch {
     }
 }
 
-/// Fills the machine's file system: Ambit's programs, `nft`, Busybox, the kernel's modules, and what they load.
+/// Fills the machine's file system: Ambit's programs, `nft`, Busybox, the kernel's modules, and the shared libraries
+/// that they load.
 fn fill(root: &Path, programs: &Path, kernel: &Path) -> Result<()> {
     let architecture = Architecture::Arm64;
     let nft = debian::unpacked_with_dependencies(architecture, "nftables")?;
@@ -157,7 +158,7 @@ fn fill(root: &Path, programs: &Path, kernel: &Path) -> Result<()> {
     succeed(&mut depmod)
 }
 
-/// Writes `root` of a directory as the archive that the kernel unpacks into its first file system; returns its path.
+/// Writes the subdirectory `root` as an initramfs archive; returns its path.
 fn pack(directory: &Path) -> Result<PathBuf> {
     let script = r#""$0" find . | "$0" cpio -o -H newc -F ../initrd"#;
     let mut shell = Command::new("sh");
@@ -197,7 +198,7 @@ fn succeed(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Emulator, which ends with the value.
+/// Running emulator, which is killed on drop.
 struct Machine(Child);
 
 impl Drop for Machine {
@@ -208,7 +209,7 @@ impl Drop for Machine {
     }
 }
 
-/// Runs the machine until it is powered off, shows what it prints, and returns that.
+/// Runs the machine until it is powered off; prints and returns its output.
 fn boot(kernel: &Path, initrd: &Path) -> Result<String> {
     let mut qemu = Command::new("qemu-system-aarch64");
     // A processor of servers. The machine's clock counts its instructions, one a nanosecond, so that timeouts do not depend
@@ -255,7 +256,7 @@ fn boot(kernel: &Path, initrd: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// Checks what the machine printed; the error lists what is missing.
+/// Checks the machine's output; the error lists what is missing.
 fn check(text: &str) -> Result<()> {
     let missing = EXPECTED.iter().filter(|words| {
         let mut lines = text.lines();

@@ -12,8 +12,8 @@ use anyhow::{Result, ensure};
 use self::programs::{copy, replace};
 use crate::{images, outside, setup, shell, static_binary};
 
-/// Runs the benchmark that `args` name; `cluster` accepts a scenario as second argument. `--against REV` at the end
-/// compares it with another revision.
+/// Runs the benchmark that `args` name; `cluster` accepts a scenario as second argument. With `--against REV` at the
+/// end, compares the results with those of another revision.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     if args.first().is_some_and(|part| part == "floods") {
         return floods(args.get(1).map_or("4", String::as_str));
@@ -80,7 +80,7 @@ fn floods(scale: &str) -> Result<()> {
     shell::run("floods", &mut floods)
 }
 
-/// Returns the path of the Envoy that waypoints are compared with, from its Python package.
+/// Returns the path of the Envoy binary with which waypoints are compared, from its Python package.
 fn envoy() -> Result<PathBuf> {
     let directory = shell::target_dir().join("envoy");
     let program = directory.join("envoy/_bin/envoy");
@@ -94,8 +94,8 @@ fn envoy() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Builds the measured programs and returns their directory: release builds, with the static node proxy of its image
-/// if `is_static`. The directory is separate from cargo's, so that cargo's output stays unchanged.
+/// Builds the measured programs and returns their directory: release builds, with the statically linked node proxy of
+/// its image if `is_static`. The directory is separate from cargo's, so that cargo's output stays unchanged.
 fn build(is_static: bool) -> Result<PathBuf> {
     const NODE_PROXY: &str = "ambit-node-proxy";
     let directory = shell::target_dir().join("bench");

@@ -6,24 +6,24 @@ use anyhow::{Result, bail, ensure};
 
 use crate::{images, istio, setup, shell, test};
 
-/// Environment variable with the release of Kubernetes that clusters of tests run.
+/// Environment variable with the release of Kubernetes that test clusters run.
 const KUBERNETES: &str = "AMBIT_CLUSTER_KUBERNETES";
 
-/// Releases of Kubernetes that `cluster test` runs by default; `cargo xtask test` runs one of them.
+/// Releases of Kubernetes on which `cluster test` runs by default; `cargo xtask test` uses one of them.
 const RELEASES: &str = "1.32,1.33,1.34,1.35";
 
-/// Tests that each release runs: labels, policies, probes, waypoints and more on a shared cluster;
-/// then outages and rollouts, with clusters of their own.
+/// Arguments that select the tests for each release: labels, policies, probes, waypoints and more on a shared cluster;
+/// then outages and rollouts, on separate clusters.
 const TESTS: [&[&str]; 2] = [&["--test", "cluster"], &["--test", "faults", "upgrades"]];
 
-/// Tests on primary CNIs and layouts of nodes, with clusters of their own.
+/// Arguments that select the tests of primary CNIs and layouts of nodes, on separate clusters.
 const PLATFORMS: [&str; 2] = ["--test", "platforms"];
 
-/// Tests that begin with an installation of Istio.
+/// Arguments that select the tests that begin with an installation of Istio.
 const ISTIO: [&str; 2] = ["--test", "istio"];
 
-/// Passes the arguments to `ambit-cluster`; `load` without archives first builds Ambit's images from the source tree.
-/// `test` runs tests of clusters on several releases of Kubernetes.
+/// Passes the arguments to `ambit-cluster`; for `load` without archives, first builds Ambit's images from the source
+/// tree. `test` runs the cluster tests on several releases of Kubernetes.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     if let Some(("test", options)) = args.split_first().map(|(a, b)| (a.as_str(), b)) {
         return test(options);
@@ -45,8 +45,8 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Runs tests of clusters on each release that `--versions` lists, and prints the failed releases;
-/// or the tests on all platforms, or the migration tests from Istio.
+/// Runs the cluster tests on each release that `--versions` lists, and prints the failed releases; or the tests on all
+/// platforms, or the tests of migrations from Istio.
 fn test(options: &[String]) -> Result<()> {
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
     let releases = match options[..] {

@@ -1,4 +1,5 @@
-//! Builds for other architectures than this machine's: compiler targets, Debian's cross compilers, and an emulator.
+//! Builds programs for other architectures than this machine's, with compiler targets, Debian's cross compilers, and an
+//! emulator.
 
 use std::{
     path::{Path, PathBuf},
@@ -10,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{debian, shell};
 
-/// Installs the standard library of Rust for a target if it is not there. Only builds for that target need it.
+/// Installs Rust's standard library for a target if it is missing. Only builds for that target need it.
 pub(crate) fn install_target(target: &str) -> Result<()> {
     let mut rustc = Command::new("rustc");
     rustc.args(["--print", "target-libdir", "--target", target]);
@@ -26,7 +27,7 @@ pub(crate) fn install_target(target: &str) -> Result<()> {
     shell::run(&format!("install the Rust target {target}"), &mut rustup)
 }
 
-/// Configures a build of cargo for `architecture`; changes nothing for this machine's own.
+/// Configures a cargo build for `architecture`; changes nothing for this machine's architecture.
 pub(crate) fn configure(cargo: &mut Command, architecture: Architecture) -> Result<()> {
     if architecture.is_native() {
         return Ok(());
@@ -51,7 +52,7 @@ pub(crate) fn configure(cargo: &mut Command, architecture: Architecture) -> Resu
     Ok(())
 }
 
-/// Returns the directory of optimised programs for `architecture` in a target directory.
+/// Returns the directory of release builds for `architecture` in a target directory.
 pub(crate) fn release_dir(target_dir: &Path, architecture: Architecture) -> PathBuf {
     let directory = match architecture.is_native() {
         true => target_dir.to_path_buf(),
@@ -60,7 +61,7 @@ pub(crate) fn release_dir(target_dir: &Path, architecture: Architecture) -> Path
     directory.join("release")
 }
 
-/// Checks that a program starts, emulated if it is for another architecture: it prints its version.
+/// Checks that a program starts and prints its version; in an emulator if it is for another architecture.
 pub(crate) fn check_start(program: &Path, architecture: Architecture) -> Result<()> {
     let mut command = ambit_images::command(architecture, program);
     let output = command.arg("--version").output();
@@ -78,8 +79,8 @@ pub(crate) fn check_start(program: &Path, architecture: Architecture) -> Result<
     Ok(())
 }
 
-/// Returns the path of a static Busybox for `architecture`: this machine's, or that of Debian's package for the other
-/// architecture, which is downloaded without changing the packages of this machine.
+/// Returns the path of a statically linked Busybox for `architecture`: this machine's, or the one in Debian's package
+/// for the other architecture, which is downloaded without changing this machine's packages.
 pub(crate) fn busybox(architecture: Architecture) -> Result<PathBuf> {
     if architecture.is_native() {
         return Ok(PathBuf::from(ambit_images::BUSYBOX));

@@ -1,5 +1,5 @@
-//! Packages of Debian for another architecture than this machine's: downloaded and unpacked below the target directory,
-//! with a package database of their own, so that the packages of this machine do not change.
+//! Debian packages for another architecture than this machine's: downloaded and unpacked below the target directory,
+//! with a separate package database, so that this machine's packages do not change.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::shell;
 
-/// Returns the directory of a package's files. A package that is there already is not downloaded again.
+/// Returns the directory of a package's unpacked files. A package that was unpacked before is not downloaded again.
 pub(crate) fn unpacked(architecture: Architecture, package: &str) -> Result<PathBuf> {
     unpack(architecture, package, |database, archives| {
         let mut apt = database.command("apt-get");
@@ -21,7 +21,7 @@ pub(crate) fn unpacked(architecture: Architecture, package: &str) -> Result<Path
     })
 }
 
-/// Returns a directory of the files of a package and of all those that it depends on.
+/// Returns a directory with the unpacked files of a package and of all its dependencies.
 pub(crate) fn unpacked_with_dependencies(
     architecture: Architecture,
     package: &str,
@@ -37,7 +37,7 @@ pub(crate) fn unpacked_with_dependencies(
     })
 }
 
-/// Returns the directory of the files of the package that a metapackage depends on first: the newest kernel, for one.
+/// Returns the directory with the unpacked files of a metapackage's first dependency, such as the newest kernel.
 pub(crate) fn unpacked_newest(architecture: Architecture, metapackage: &str) -> Result<PathBuf> {
     unpack(architecture, metapackage, |database, archives| {
         let newest = database.dependency(metapackage);
@@ -49,7 +49,7 @@ pub(crate) fn unpacked_newest(architecture: Architecture, metapackage: &str) -> 
     })
 }
 
-/// Runs the command that downloads packages to a directory, and unpacks them into the one that it returns.
+/// Runs a command that downloads packages into a directory, and unpacks them; returns the directory of their files.
 fn unpack(
     architecture: Architecture,
     name: &str,
@@ -95,13 +95,14 @@ fn directory(architecture: Architecture) -> PathBuf {
     shell::target_dir().join("debian").join(architecture.name())
 }
 
-/// Package database of an architecture: with this machine's, apt would have to know the other architecture.
+/// Package database of another architecture. With this machine's database, apt would have to know the other
+/// architecture.
 struct Database {
     options: Vec<String>,
 }
 
 impl Database {
-    /// Creates the database with the lists of the repositories that this machine uses.
+    /// Creates the database, with the package lists of this machine's repositories.
     fn open(architecture: Architecture) -> Result<Self> {
         let directory = directory(architecture).join("database");
         for part in ["state/lists/partial", "cache/archives/partial"] {
@@ -128,7 +129,7 @@ impl Database {
         Ok(database)
     }
 
-    /// Returns the first package that a package depends on.
+    /// Returns the first dependency of a package.
     fn dependency(&self, package: &str) -> Result<Option<String>> {
         let mut apt = self.command("apt-cache");
         let output = apt.args(["depends", package]).output();
@@ -139,7 +140,7 @@ impl Database {
         Ok(dependency.map(str::to_owned))
     }
 
-    /// Returns a command of apt that uses the database.
+    /// Returns a command that runs a program of apt with this database.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         for option in &self.options {

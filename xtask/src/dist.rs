@@ -1,5 +1,5 @@
-//! `cargo xtask dist`: the files of a release besides images and chart: the command line for Linux, bills of materials,
-//! and checksums. The workflow `release` signs and publishes them.
+//! `cargo xtask dist`: the files of a release besides images and chart: the command line for Linux, bills of materials
+//! (SBOMs), and checksums. The workflow `release` signs and publishes them.
 
 use std::{
     fs,
@@ -18,10 +18,10 @@ use crate::{
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Writer of bills of materials: crate and version.
+/// Generator of SBOMs: crate and version.
 const CYCLONEDX: (&str, &str) = ("cargo-cyclonedx", "0.5.9");
 
-/// Folders of the programs below `crates`, and the names that their bills of materials have: those of the images, whose
+/// Folders of the programs below `crates`, and the names of their SBOMs, which are those of the images; the image
 /// `tools` has two programs.
 const PROGRAMS: [(&str, &str); 7] = [
     ("programs/agent", "agent"),
@@ -33,7 +33,7 @@ const PROGRAMS: [(&str, &str); 7] = [
     ("lab/lab-tool", "lab-tool"),
 ];
 
-/// Writes the files to the directory that `--out` names, by default `target/dist`.
+/// Writes the release's files to the directory that `--out` names, by default `target/dist`.
 pub(crate) fn run(args: &[String]) -> Result<()> {
     let out = match args {
         [] => shell::target_dir().join("dist"),
@@ -56,8 +56,8 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     checksums(&out)
 }
 
-/// Writes the archive of the command line for Linux on an architecture. It is static, since distributions have different
-/// versions of the C library.
+/// Writes the archive of the command line for Linux on an architecture. The binary is statically linked, since
+/// distributions have different versions of the C library.
 fn command_line(architecture: Architecture, out: &Path) -> Result<()> {
     let mut tree = Tree::default();
     // Labs start the second one in their pods.
@@ -77,7 +77,7 @@ fn command_line(architecture: Architecture, out: &Path) -> Result<()> {
     fs::write(&path, tree.compressed()?).with_context(|| path.display().to_string())
 }
 
-/// Writes a bill of materials of each program, in the form of CycloneDX.
+/// Writes an SBOM of each program, in CycloneDX format.
 fn bills_of_materials(out: &Path) -> Result<()> {
     let mut command = Command::new(cyclonedx()?);
     command
@@ -93,7 +93,7 @@ fn bills_of_materials(out: &Path) -> Result<()> {
     written
 }
 
-/// Copies the bills of the programs, without the path of this checkout.
+/// Copies the programs' SBOMs, without the path of this checkout in them.
 fn copy_bills(out: &Path) -> Result<()> {
     let root = shell::root();
     for (folder, name) in PROGRAMS {
@@ -106,7 +106,7 @@ fn copy_bills(out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the time of the commit that is checked out, in seconds since 1970.
+/// Returns the time of the checked-out commit, in seconds since 1970.
 fn commit_time() -> Result<String> {
     let mut git = Command::new("git");
     git.args(["log", "-1", "--format=%ct"])
@@ -115,7 +115,7 @@ fn commit_time() -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Removes the bills of all crates of the workspace, which are at the root or in a layer of `crates`.
+/// Removes the SBOMs that the generator wrote beside the manifests of all workspace crates.
 fn remove_bills(root: &Path) -> Result<()> {
     let mut folders = vec![root.to_path_buf()];
     for layer in fs::read_dir(root.join("crates"))? {
@@ -132,7 +132,7 @@ fn remove_bills(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Installs the writer of bills of materials into the target directory, and returns its path.
+/// Installs the generator of SBOMs into the target directory, and returns its path.
 fn cyclonedx() -> Result<PathBuf> {
     let (name, version) = CYCLONEDX;
     let root = shell::target_dir()
@@ -147,7 +147,7 @@ fn cyclonedx() -> Result<PathBuf> {
     Ok(tool)
 }
 
-/// Writes the checksums of all files, as `sha256sum` prints and checks them.
+/// Writes the checksums of all files of the release, as `sha256sum` prints and checks them.
 fn checksums(out: &Path) -> Result<()> {
     let mut names = Vec::new();
     for entry in fs::read_dir(out)? {

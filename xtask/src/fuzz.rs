@@ -1,7 +1,7 @@
-//! `cargo xtask fuzz`: a short run of every fuzz target, on the ordinary toolchain.
+//! `cargo xtask fuzz`: a short run of every fuzz target, with the stable toolchain.
 //!
-//! libFuzzer needs only coverage counters, which stable rustc can emit through LLVM flags; so neither
-//! nightly nor cargo-fuzz is required. Corpora are in `fuzz/corpus/<target>`.
+//! libFuzzer needs only coverage counters, which stable rustc can emit through LLVM flags; so neither nightly nor
+//! cargo-fuzz is required. Corpora are in `fuzz/corpus/<target>`.
 
 use std::{fs, process::Command};
 
@@ -12,14 +12,15 @@ use crate::shell;
 /// Compiler wrapper that instruments the workspace's crates for coverage.
 const INSTRUMENTED: &str = "fuzz/instrumented-rustc";
 
-/// Command that builds all targets. Libraries are shared with the tests' build, which has mostly the same features.
+/// Returns a command that builds all fuzz targets. Libraries are shared with the tests' build, which has mostly the
+/// same features.
 pub(crate) fn build() -> Command {
     let mut cargo = shell::cargo(&["build", "--package", "ambit-fuzz", "--bins"]);
     cargo.env("RUSTC_WORKSPACE_WRAPPER", shell::root().join(INSTRUMENTED));
     cargo
 }
 
-/// Builds every target and runs each for some seconds.
+/// Builds every fuzz target and runs each for this number of seconds.
 pub(crate) fn run(seconds: Option<&str>) -> Result<()> {
     let seconds = seconds
         .unwrap_or("5")
@@ -43,9 +44,10 @@ pub(crate) fn run(seconds: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Returns the commands that run the targets, which [`build`] has built, for some seconds each.
+/// Returns the commands that run the fuzz targets, which [`build`] has built, for this number of seconds each.
 ///
 /// # Errors
+///
 /// Fails if the targets or their corpora cannot be read.
 pub(crate) fn runs(seconds: u32) -> Result<Vec<(String, Command)>> {
     let fuzz = shell::root().join("fuzz");

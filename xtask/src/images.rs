@@ -27,10 +27,10 @@ pub(crate) const PACKAGES: [&str; 5] = [
 /// Packages with statically linked programs: the node proxy and the CNI plugin.
 pub(crate) const STATIC: [&str; 2] = ["ambit-node-proxy", "ambit-cni"];
 
-/// Command-line options of the user.
+/// Options of `cargo xtask images`.
 struct Options {
     release: bool,
-    /// Architectures of the images, in the order in which images list them.
+    /// Architectures of the images, in the order of their variants.
     architectures: Vec<Architecture>,
     out: PathBuf,
     hub: String,
@@ -39,15 +39,15 @@ struct Options {
     load: Option<Load>,
 }
 
-/// Destination of images that are loaded without a registry.
+/// Destination into which images are loaded without a registry.
 enum Load {
-    /// A cluster of `kind`.
+    /// Cluster of `kind`, by name.
     Kind(Option<String>),
-    /// A cluster of `k3d`.
+    /// Cluster of `k3d`, by name.
     K3d(Option<String>),
-    /// A profile of `minikube`.
+    /// Profile of `minikube`, by name.
     Minikube(Option<String>),
-    /// The containerd of this machine, as its kubelet sees it.
+    /// Containerd on this machine, in the namespace that the kubelet uses.
     Containerd,
 }
 
@@ -69,7 +69,7 @@ impl Load {
         })
     }
 
-    /// Returns the command that loads an archive.
+    /// Returns the command that loads an archive into this destination.
     fn command(&self, archive: &Path) -> Vec<OsString> {
         let (words, flag, name): (&[&str], _, _) = match self {
             Self::Kind(name) => (&["kind", "load", "image-archive"], "--name", name),
@@ -165,7 +165,7 @@ fn parse(args: &[String]) -> Result<Options> {
     Ok(options)
 }
 
-/// Parses a list of architectures, each of them once.
+/// Parses a list of architectures, which may contain each only once.
 fn architectures(list: &str) -> Result<Vec<Architecture>> {
     let mut found = Vec::new();
     for name in list.split(',') {
@@ -176,7 +176,7 @@ fn architectures(list: &str) -> Result<Vec<Architecture>> {
     Ok(found)
 }
 
-/// Writes the chart, whose default values name the images.
+/// Writes the chart as an OCI archive; its default values name the images.
 fn chart(options: &Options) -> Result<PathBuf> {
     let directory = shell::root().join("charts/ambit");
     let naming = Naming {
@@ -192,12 +192,12 @@ fn push(archives: &[PathBuf]) -> Result<()> {
     shell::run("push the images", cargo.args(archives))
 }
 
-/// Writes images of built programs, with the names that the cluster for tests and development expects.
+/// Writes images of built programs, with the names that clusters for tests and development use.
 pub(crate) fn for_cluster(programs: &Path) -> Result<Vec<PathBuf>> {
     in_cluster(programs, "cluster/ambit")
 }
 
-/// Writes images of the measured programs, with the names that the benchmarks' cluster expects.
+/// Writes images of the measured programs, with the names that the benchmarks' cluster uses.
 pub(crate) fn for_benchmarks(programs: &Path) -> Result<Vec<PathBuf>> {
     in_cluster(programs, "cluster/ambit-release")
 }
@@ -208,7 +208,7 @@ fn in_cluster(binaries: &Path, out: &str) -> Result<Vec<PathBuf>> {
     write(&built, &out, "ambit", "dev")
 }
 
-/// Builds optimised programs for images in a target directory of their own, checks that they start, and returns their
+/// Builds release binaries for images in a separate target directory, checks that they start, and returns their
 /// directory.
 fn release(architecture: Architecture) -> Result<PathBuf> {
     let target = static_binary::target_dir();
@@ -228,7 +228,7 @@ fn release(architecture: Architecture) -> Result<PathBuf> {
     Ok(directory)
 }
 
-/// Builds unoptimised programs, which takes less time, and returns their directory.
+/// Builds unoptimised programs, which takes less time than a release build, and returns their directory.
 pub(crate) fn debug() -> Result<PathBuf> {
     let mut cargo = shell::cargo(&["build", "--bins"]);
     shell::run("build the binaries", &mut cargo)?;

@@ -1,5 +1,5 @@
-//! Istio's own programs, built from its Go module for tests of a migration: the control plane, the
-//! node agent with its plugin, and `istioctl`, which writes the objects of an installation.
+//! Istio's own programs, built from its Go module for tests of migrations: the control plane, the node agent with its
+//! CNI plugin, and `istioctl`, which writes the objects of an installation.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result};
 
 use crate::shell;
 
-/// Packages of the programs.
+/// Go packages of Istio's programs.
 const PACKAGES: [&str; 4] = [
     "istio.io/istio/istioctl/cmd/istioctl",
     "istio.io/istio/pilot/cmd/pilot-discovery",
@@ -20,7 +20,7 @@ const PACKAGES: [&str; 4] = [
     "istio.io/istio/cni/cmd/istio-cni",
 ];
 
-/// Names by which the agent calls the one program that sets rules.
+/// Names under which Istio's agent calls the one program that sets iptables rules.
 const IPTABLES: [&str; 6] = [
     "iptables",
     "iptables-save",
@@ -30,7 +30,7 @@ const IPTABLES: [&str; 6] = [
     "ip6tables-restore",
 ];
 
-/// Builds the programs, and writes images of them below the target directory, where the tests find them.
+/// Builds Istio's programs, and writes their images below the target directory, where the tests find them.
 pub(crate) fn build() -> Result<()> {
     let out = shell::target_dir().join("istio");
     fs::create_dir_all(&out).with_context(|| format!("cannot create {}", out.display()))?;

@@ -1,7 +1,7 @@
-//! Builds third-party programs for the system tests, and programs on top of third-party libraries: the receiver of an
-//! OpenTelemetry collector, SPIRE, an ext_authz provider and a rate-limit service with Envoy's messages, an image registry,
-//! Prometheus' query engine, a decoder of Envoy's admin messages, plugins in Rust and Go, and published filters. cargo
-//! and Go rebuild only what has changed.
+//! Builds third-party programs for the system tests, and programs that use third-party libraries: the receiver of an
+//! OpenTelemetry collector, SPIRE, an ext_authz provider and a rate-limit service with Envoy's messages, an image
+//! registry, Prometheus' query engine, a decoder of Envoy's admin messages, plugins in Rust and Go, and published
+//! filters. cargo and Go rebuild only what has changed.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{cross, shell};
 
-/// Compilation target of plugins in Rust. It is installed only when tests need it, since nothing else uses it.
+/// Compilation target of Wasm plugins in Rust, which is installed only when tests need it.
 const WASM: &str = "wasm32-wasip1";
 
 /// Builds all programs and plugins of this module.
@@ -32,7 +32,7 @@ pub(crate) fn build() -> Result<()> {
     go("plugins/go", "plugin-go.wasm", &wasm).map(drop)
 }
 
-/// Builds the linter of workflows and returns its path.
+/// Builds actionlint, the linter of GitHub workflows, and returns its path.
 pub(crate) fn actionlint() -> Result<PathBuf> {
     go("actionlint", "actionlint", &[])
 }
@@ -50,7 +50,7 @@ pub(crate) fn spire() -> Result<()> {
     shell::run("build spire", go.arg(".").env("CGO_ENABLED", "1"))
 }
 
-/// Builds a Go program, or with flags a WebAssembly module, into the directory of our own programs.
+/// Builds a Go program, or with the flags `wasm` a WebAssembly module, into the directory of the workspace's programs.
 fn go(source: &str, name: &str, wasm: &[&str]) -> Result<PathBuf> {
     let program = shell::target_dir().join("debug").join(name);
     let mut go = go_build(source, &program);
@@ -62,7 +62,7 @@ fn go(source: &str, name: &str, wasm: &[&str]) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Returns the command that builds the Go module of a directory below `build`, but for further flags and the package.
+/// Returns a command that builds the Go module in a directory below `build`, without the package and further flags.
 fn go_build(source: &str, program: &Path) -> Command {
     let mut go = Command::new("go");
     go.args(["build", "-trimpath", "-buildvcs=false", "-o"])
@@ -71,7 +71,7 @@ fn go_build(source: &str, program: &Path) -> Command {
     go
 }
 
-/// Builds the plugin in Rust.
+/// Builds the Wasm plugin that is written in Rust.
 fn rust_plugin() -> Result<()> {
     let manifest = shell::root().join("build/plugins/rust/Cargo.toml");
     wasm("plugin-rust.wasm", &manifest, &["--lib"], "-D warnings")?;
@@ -139,7 +139,7 @@ fn plugins() -> PathBuf {
     shell::target_dir().join("plugins")
 }
 
-/// Copies a module to the directory of our own programs.
+/// Copies a WebAssembly module to the directory of the workspace's programs.
 fn beside(built: &str, name: &str) -> Result<()> {
     let built = plugins().join(WASM).join("release").join(built);
     let beside = shell::target_dir().join("debug").join(name);

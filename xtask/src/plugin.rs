@@ -1,4 +1,5 @@
-//! `cargo xtask plugin`: the CNI plugin as one static file, since it runs on hosts with any C library.
+//! `cargo xtask plugin`: builds the CNI plugin as one statically linked file, since it runs on hosts with any C
+//! library.
 
 use std::path::PathBuf;
 
@@ -7,12 +8,12 @@ use anyhow::{Result, ensure};
 
 use crate::static_binary;
 
-/// Builds the plugin for this machine and returns its path.
+/// Builds the CNI plugin for this machine and returns its path.
 pub(crate) fn build_native() -> Result<PathBuf> {
     build(Architecture::native()?)
 }
 
-/// Builds the plugin for an architecture, checks that it is static and starts, and returns its path.
+/// Builds the CNI plugin for an architecture, checks that it is statically linked and starts, and returns its path.
 pub(crate) fn build(architecture: Architecture) -> Result<PathBuf> {
     let path = static_binary::build("ambit-cni", "ambit-cni", architecture)?;
     let mut plugin = ambit_images::command(architecture, &path);

@@ -1,5 +1,5 @@
-//! Generates `crates/protocol/wire/src/generated` from `crates/protocol/wire/proto`. The result is checked in, so that
-//! building Ambit needs neither protoc nor this generator (feature `gen`).
+//! Generates the Rust code in `crates/protocol/wire/src/generated` from `crates/protocol/wire/proto`. The result is
+//! checked in, so that building Ambit needs neither protoc nor this generator (feature `gen`).
 
 #[cfg(feature = "gen")]
 mod schema;
@@ -27,7 +27,7 @@ pub(crate) fn generate(check: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Messages with private keys: `wire` writes their debug form itself.
+/// Messages with private keys, for which `wire` implements `Debug` without the keys.
 #[cfg(feature = "gen")]
 const PRIVATE: [&str; 2] = [
     ".X509SVID",

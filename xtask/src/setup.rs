@@ -1,4 +1,4 @@
-//! Tools that the demo and the tests need besides the Rust toolchain. Missing ones are installed.
+//! Tools that the demo and the tests need besides the Rust toolchain. Missing tools are installed.
 
 use std::{path::Path, process::Command};
 
@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 
 use crate::shell;
 
-/// A program or file, and the Debian package that contains it.
+/// Paths of a tool's program or file, and the Debian package that contains it.
 struct Need {
     paths: &'static [&'static str],
     package: &'static str,
@@ -41,7 +41,7 @@ const LAB: &[Need] = &[
     },
 ];
 
-/// Tools for tests of redirection by iptables.
+/// Tools for tests of redirection by iptables rules.
 const IPTABLES: &[Need] = &[Need {
     paths: &["/usr/sbin/iptables-nft-restore"],
     package: "iptables",
@@ -59,7 +59,7 @@ const CLOCKS: &[Need] = &[Need {
     package: "faketime",
 }];
 
-/// Toolchain for third-party programs: Helm, Kubernetes.
+/// Go toolchain, which builds third-party programs such as Helm and Kubernetes.
 const GO: &[Need] = &[Need {
     paths: &["/usr/bin/go", "/usr/local/go/bin/go", "/usr/local/bin/go"],
     package: "golang-go",
@@ -95,7 +95,7 @@ const CLANG: &[Need] = &[Need {
     package: "clang-19",
 }];
 
-/// Tools that write images.
+/// Tools for building container images.
 const IMAGES: &[Need] = &[
     Need {
         paths: &["/usr/bin/strip"],
@@ -107,7 +107,7 @@ const IMAGES: &[Need] = &[
     },
 ];
 
-/// Cross compilers and emulators of Debian, by the architecture of the programs.
+/// Debian's cross compilers and emulators for arm64 programs.
 const ARM64: &[Need] = &[
     Need {
         paths: &["/usr/bin/aarch64-linux-gnu-gcc"],
@@ -143,7 +143,7 @@ const ARM64_MACHINE: &[Need] = &[Need {
     package: "qemu-system-arm",
 }];
 
-/// Third-party server and proxy.
+/// The web server nginx, as a third-party server and proxy for tests.
 const NGINX: &[Need] = &[Need {
     paths: &["/usr/sbin/nginx"],
     package: "nginx-light",
@@ -191,10 +191,10 @@ const BENCH: &[Need] = &[
     },
 ];
 
-/// Requirements of the tests of one crate, besides those of builds.
+/// Requirements of the tests of one crate, besides the requirements of builds.
 #[derive(Clone, Copy)]
 pub(crate) struct Tests {
-    /// Packages that the tests need.
+    /// Debian packages that the tests need.
     needs: &'static [&'static [Need]],
     /// Whether the tests need root, to create network namespaces on this machine or run a container runtime.
     pub(crate) root: bool,
@@ -205,7 +205,7 @@ pub(crate) struct Tests {
 }
 
 impl Tests {
-    /// Returns the requirements of the crate `name`, given without `ambit-`.
+    /// Returns the requirements of the crate `name`, which is without `ambit-`.
     pub(crate) fn of(name: &str) -> Self {
         let (needs, root, binaries): (&[&[Need]], bool, bool) = match name {
             "agent" | "netlab" | "node-proxy" | "waypoint" => (&[LAB], true, false),
@@ -230,7 +230,7 @@ impl Tests {
         }
     }
 
-    /// Returns the requirements of all crates together.
+    /// Returns the union of the requirements of all crates.
     pub(crate) fn all() -> Self {
         Self {
             needs: &[
@@ -242,7 +242,8 @@ impl Tests {
         }
     }
 
-    /// Installs missing tools, or lists them. Missing root privileges are reported before anything is installed.
+    /// Installs missing tools, or lists them if it cannot. Missing root privileges are reported before anything is
+    /// installed.
     pub(crate) fn ensure(&self) -> Result<()> {
         if self.root && !is_root() {
             bail!(
@@ -266,13 +267,13 @@ pub(crate) enum Purpose {
     Images,
     /// Programs for an architecture other than this machine's.
     Cross(Architecture),
-    /// An emulated arm64 machine that runs cross-compiled programs.
+    /// Emulated arm64 machine that runs cross-compiled programs.
     Arm64Machine,
     Web,
     Spire,
 }
 
-/// Installs missing tools for `purpose`, or lists them.
+/// Installs missing tools for `purpose`, or lists them if it cannot.
 pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
     install(match purpose {
         Purpose::Demo => &[BUILD, LAB],

@@ -8,21 +8,21 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-/// Returns the workspace's root.
+/// Returns the path of the workspace's root.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .map_or_else(PathBuf::new, Path::to_path_buf)
 }
 
-/// Returns a command for the `cargo` of the toolchain that built this program, in the workspace's root.
+/// Returns a command that runs `cargo`, of the toolchain that built this program, in the workspace's root.
 pub(crate) fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO"));
     command.args(args).current_dir(root());
     command
 }
 
-/// Runs a command to its end, and prints its purpose and duration. A failure is an error.
+/// Runs a command to its end, and prints its purpose `what` and its duration. A failure is an error.
 pub(crate) fn run(what: &str, command: &mut Command) -> Result<()> {
     eprintln!("==> {what}");
     let start = Instant::now();
@@ -34,7 +34,7 @@ pub(crate) fn run(what: &str, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Returns the same command at the lowest priority.
+/// Returns the same command at the lowest scheduling priority.
 pub(crate) fn nice(command: &Command) -> Command {
     let mut nice = Command::new("nice");
     nice.arg("-n19").arg(command.get_program());

@@ -48,7 +48,7 @@ pub(crate) fn build(package: &str, binary: &str, architecture: Architecture) -> 
     Ok(path)
 }
 
-/// Returns the target directory of builds for images.
+/// Returns the target directory of release builds for images.
 pub(crate) fn target_dir() -> PathBuf {
     shell::target_dir().join("static")
 }

@@ -12,10 +12,11 @@ use crate::{fuzz, images, outside, proto, setup, shell, tidy, web};
 use lane::{Lane, Priority};
 use suite::Kind;
 
-/// Duration of each fuzz target's run, besides its corpus.
+/// Duration in seconds of each fuzz target's run, besides running its corpus.
 const FUZZ_SECONDS: u32 = 5;
 
-/// Runs all checks and tests, or those of the crate that the first argument names; the rest goes to `cargo test`.
+/// Runs all checks and tests, or those of the crate that the first argument names; the other arguments go to `cargo
+/// test`.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     if let Some((name, rest)) = arguments.split_first() {
         return of_crate(name, rest);
@@ -75,7 +76,7 @@ pub(crate) fn of_crate(name: &str, rest: &[String]) -> Result<()> {
     shell::run(&format!("ambit-{name}"), command.args(rest))
 }
 
-/// Installs and builds what the tests of the crate `name`, given without `ambit-`, need.
+/// Installs tools and builds programs that the tests of the crate `name` (without `ambit-`) need.
 pub(crate) fn prepare(name: &str) -> Result<()> {
     let tests = setup::Tests::of(name);
     tests.ensure()?;
@@ -92,7 +93,7 @@ pub(crate) fn prepare(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs the tests with real SPIRE. `test` does not: building SPIRE takes longer than they do, by minutes.
+/// Runs the tests with real SPIRE, which `test` does not run, since building SPIRE takes minutes longer than the tests.
 pub(crate) fn spire() -> Result<()> {
     setup::ensure(setup::Purpose::Spire)?;
     prepare("node-proxy")?;
@@ -102,7 +103,7 @@ pub(crate) fn spire() -> Result<()> {
     shell::run("tests with SPIRE", &mut tests)
 }
 
-/// Returns the command that runs the tests of the crate `name`, given without `ambit-`.
+/// Returns a command that runs the tests of the crate `name` (without `ambit-`).
 pub(crate) fn command(name: &str) -> Command {
     shell::cargo(&["test", "--package", &format!("ambit-{name}")])
 }
@@ -116,7 +117,8 @@ pub(crate) fn check() -> Result<()> {
     shell::run("lints", &mut lints())
 }
 
-/// Checks that the programs compile with their shipped features: builds for tests enable further ones.
+/// Returns a command that checks that the programs compile with their shipped features, since builds for tests enable
+/// more features.
 fn programs_alone() -> Command {
     shell::cargo(&["check", "--bins", "--quiet"])
 }

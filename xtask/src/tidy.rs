@@ -1,5 +1,5 @@
 //! `cargo xtask tidy`: the rules of CONTRIBUTING.md as code, one file per subject. Each rule takes its input as a value
-//! and returns its findings, so that its test can show it failing.
+//! and returns its violations, so that its test can show it failing.
 
 use std::fs;
 
@@ -22,7 +22,7 @@ mod trees;
 mod unused;
 mod workspace;
 
-/// Checks all rules. The error lists every violation, one in each line.
+/// Checks all rules. The error lists every violation, one per line.
 pub(crate) fn run() -> Result<()> {
     let workspace = workspace::read()?;
     let mut broken = layers::broken(&workspace);

@@ -1,5 +1,5 @@
-//! Builds the bundle of `ambit dashboard` from `web/`. The result is checked in, so that building Ambit needs no
-//! Node.js.
+//! Builds the JavaScript bundle of `ambit dashboard` from `web/`. The result is checked in, so that building Ambit
+//! needs no Node.js.
 
 use std::{
     collections::BTreeSet,
@@ -12,10 +12,10 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{setup, shell};
 
-/// Maximum size of the bundle in bytes: it is embedded in the command-line program.
+/// Maximum size of the bundle in bytes, which is embedded in the command-line program.
 const MAX_BUNDLE: u64 = 600 * 1024;
 
-/// Builds the bundle; with `check`, compares it with the one that is checked in, checks types, and runs the unit tests.
+/// Builds the bundle; with `check`, compares it with the checked-in bundle, checks types, and runs the unit tests.
 pub(crate) fn build(check: bool) -> Result<()> {
     setup::ensure(setup::Purpose::Web)?;
     install()?;
@@ -55,7 +55,7 @@ pub(crate) fn build(check: bool) -> Result<()> {
     Ok(())
 }
 
-/// Installs the packages of the lock file, unless they are already installed.
+/// Installs the npm packages of the lock file, unless they are installed.
 pub(crate) fn install() -> Result<()> {
     let web = directory();
     let stamp = web.join("node_modules/.installed");

@@ -1,5 +1,5 @@
-//! `cargo xtask bench PART --against REV`: the same benchmark with this tree's programs and with those of another
-//! revision, alternately, until each figure is known to be better, equal or worse.
+//! `cargo xtask bench PART --against REV`: runs the same benchmark with this tree's programs and with those of another
+//! revision, alternately, until each result is known to be better, equal or worse.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,17 +20,17 @@ use crate::shell;
 /// Number of pairs of runs before the first comparison.
 const MIN_PAIRS: usize = 4;
 
-/// Figure of a run, as `ambit-bench` writes it.
+/// Result of one benchmark in a run, as `ambit-bench` writes it.
 #[derive(Deserialize)]
 struct Figure {
     what: String,
     unit: String,
-    /// `None` if it is not finite.
+    /// Measured value; `None` if it is not finite.
     value: Option<f64>,
     score: Option<f64>,
 }
 
-/// Figure of all pairs of runs.
+/// Values of one benchmark in all pairs of runs.
 #[derive(Default)]
 struct Compared {
     unit: String,
@@ -39,8 +39,8 @@ struct Compared {
     ratios: Vec<f64>,
 }
 
-/// Builds the programs of another revision in a worktree of their own, beside this tree's, and returns their directory.
-/// Its benchmark is this tree's, so that both are measured alike.
+/// Builds the programs of another revision in a separate worktree, beside this tree's, and returns their directory. The
+/// benchmark itself is this tree's, so that both are measured alike.
 pub(super) fn programs_of(revision: &str, now: &Path) -> Result<PathBuf> {
     let commit = commit(revision)?;
     let directory = std::path::absolute(shell::target_dir())?.join("bench-against");

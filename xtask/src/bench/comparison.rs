@@ -1,6 +1,6 @@
-//! Comparison of a figure of two revisions, from pairs of runs: the confidence interval of their ratio.
+//! Compares the results of two revisions from pairs of runs, by the confidence interval of their ratio.
 
-/// Difference that counts.
+/// Smallest relative difference that is reported as better or worse.
 const MARGIN: f64 = 0.05;
 
 /// Quantiles of Student's t-distribution for two-sided intervals of 95 %, for 1, 2, … degrees of freedom.
@@ -9,23 +9,23 @@ const STUDENT_T: [f64; 15] = [
     2.145, 2.131,
 ];
 
-/// Maximum number of pairs that an interval can be computed from.
+/// Maximum number of pairs from which an interval can be computed.
 pub(super) const MAX_PAIRS: usize = STUDENT_T.len() + 1;
 
-/// Result of a comparison.
+/// Outcome of a comparison of two revisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// More than the margin better.
+    /// The result is better by more than the margin.
     Better,
-    /// Within the margin.
+    /// The results differ by less than the margin.
     Equal,
-    /// More than the margin worse.
+    /// The result is worse by more than the margin.
     Worse,
-    /// The interval crosses an end of the margin.
+    /// The interval contains an end of the margin, so that more runs are needed.
     Undecided,
 }
 
-/// 95 % confidence interval of the ratio by which a figure is better now.
+/// 95 % confidence interval of the ratio of this tree's result to the other revision's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Interval {
     pub(super) low: f64,
@@ -34,8 +34,8 @@ pub(super) struct Interval {
 }
 
 impl Interval {
-    /// Computes the interval of the geometric mean of ratios, one of each pair of runs. `None` for fewer than two pairs,
-    /// more than [`MAX_PAIRS`], or a ratio that is not positive.
+    /// Computes the interval of the geometric mean of ratios, one for each pair of runs. `None` for fewer than two
+    /// pairs, more than [`MAX_PAIRS`], or a ratio that is not positive.
     pub(super) fn of(ratios: &[f64]) -> Option<Self> {
         let freedom = ratios.len().checked_sub(1)?;
         let quantile = STUDENT_T.get(freedom.checked_sub(1)?)?;

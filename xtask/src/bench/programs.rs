@@ -1,4 +1,4 @@
-//! Copies of built programs, in directories of their own.
+//! Copies of built programs, in separate directories.
 
 use std::{fs, path::Path};
 

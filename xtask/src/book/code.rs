@@ -1,4 +1,4 @@
-//! What the reference reads in Rust code: files, doc comments, constants, literals.
+//! Reads Rust code for the book's reference: files, doc comments, constants, literals.
 
 use std::{collections::BTreeMap, fs};
 
@@ -7,14 +7,14 @@ use syn::{Attribute, Expr, Item, Lit};
 
 use crate::shell;
 
-/// Parses a file, given relative to the root.
+/// Parses a Rust file, whose path is relative to the workspace's root.
 pub(super) fn parse(path: &str) -> Result<syn::File> {
     let text = fs::read_to_string(shell::root().join(path))
         .with_context(|| format!("cannot read {path}"))?;
     syn::parse_file(&text).with_context(|| format!("cannot parse {path}"))
 }
 
-/// Returns the text of a doc comment on one line.
+/// Returns the text of an item's doc comment on one line.
 pub(super) fn doc(attributes: &[Attribute]) -> String {
     let lines = attributes.iter().filter_map(|attribute| {
         let named = attribute.meta.require_name_value().ok()?;
@@ -25,12 +25,12 @@ pub(super) fn doc(attributes: &[Attribute]) -> String {
     lines.join(" ").trim().to_owned()
 }
 
-/// Returns a doc comment without links to items, which the book does not have.
+/// Returns a doc comment without its links to items, which have no target in the book.
 pub(super) fn unlinked(doc: &str) -> String {
     doc.replace("[`", "`").replace("`]", "`")
 }
 
-/// Returns the text of a string literal, also of one that is made an owned string.
+/// Returns the text of a string literal, also of one that is converted to an owned string.
 pub(super) fn literal(expression: &Expr) -> Option<String> {
     match expression {
         Expr::Lit(literal) => match &literal.lit {
@@ -44,7 +44,7 @@ pub(super) fn literal(expression: &Expr) -> Option<String> {
     }
 }
 
-/// A constant text with its doc comment.
+/// String constant with its doc comment.
 #[derive(Debug)]
 pub(super) struct Constant {
     pub(super) name: String,
@@ -52,7 +52,7 @@ pub(super) struct Constant {
     pub(super) doc: String,
 }
 
-/// Returns the constant texts of a file, in order. Links to one of them in a doc comment become its value.
+/// Returns the string constants of a file, in order. Links to one of them in a doc comment are replaced by its value.
 pub(super) fn constants(file: &syn::File) -> Vec<Constant> {
     let mut found = Vec::new();
     for item in &file.items {
@@ -92,14 +92,14 @@ pub(super) fn variants(file: &syn::File, name: &str) -> Vec<(String, String)> {
     found
 }
 
-/// Begins a text with a capital letter.
+/// Returns the text with a capital first letter.
 pub(super) fn sentence(text: &str) -> String {
     let mut letters = text.chars();
     let first = letters.next().map(|first| first.to_uppercase().to_string());
     first.unwrap_or_default() + letters.as_str()
 }
 
-/// Writes a table. Bars in cells are escaped.
+/// Formats a Markdown table. Bars in cells are escaped.
 pub(super) fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
     let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
     let mut text = line(heading.iter().map(|cell| (*cell).to_owned()).collect());

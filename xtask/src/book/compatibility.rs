@@ -1,21 +1,21 @@
-//! Form of the pages on compatibility: cells of tables are short, paths of tests exist, and COMPATIBILITY.md lists the
+//! Rules for the compatibility pages: cells of tables are short, paths of tests exist, and COMPATIBILITY.md lists the
 //! pages.
 
 use std::{collections::BTreeSet, path::Path};
 
 use super::structure::{Pages, links, prose};
 
-/// Longest cell of a table, in characters.
+/// Maximum length of a table's cell, in characters.
 const MAX_CELL_CHARS: usize = 200;
-/// Heading of columns that list paths, whose cells may be longer.
+/// Heading of table columns that list paths, whose cells may be longer.
 const TEST_COLUMN: &str = "test";
-/// File at the repository's root that lists the pages.
+/// File at the repository's root that lists the compatibility pages.
 const POINTER: &str = "COMPATIBILITY.md";
-/// The book's pages, as links of [`POINTER`] name them.
+/// Path of the book's pages in links of [`POINTER`].
 const BOOK: &str = "docs/src/";
 
-/// Returns every violation. `pointer` is the text of COMPATIBILITY.md; `exists` looks for a path that begins at the
-/// repository's root or with the name of a crate.
+/// Returns every violation. `pointer` is the text of COMPATIBILITY.md; `exists` tells whether a path exists that begins
+/// at the repository's root or with the name of a crate.
 pub(super) fn broken(pages: &Pages, pointer: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
     let ours: Vec<_> = pages.iter().filter(|(path, _)| is_ours(path)).collect();
     let mut broken = Vec::new();
@@ -36,12 +36,12 @@ pub(super) fn broken(pages: &Pages, pointer: &str, exists: impl Fn(&str) -> bool
     broken
 }
 
-/// Whether a page is about compatibility.
+/// Returns whether a page is about compatibility.
 fn is_ours(page: &Path) -> bool {
     page == Path::new("compatibility.md") || page.starts_with("compatibility")
 }
 
-/// Returns the problems of one page, with their lines.
+/// Returns the violations in one page, with their lines.
 fn problems(text: &str, exists: &impl Fn(&str) -> bool) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut headings: Vec<String> = Vec::new();
@@ -65,7 +65,7 @@ fn problems(text: &str, exists: &impl Fn(&str) -> bool) -> Vec<(usize, String)> 
     found
 }
 
-/// Returns the cells of a table's row; none for other lines.
+/// Returns the cells of a table's row; none for lines that are not rows.
 fn cells(line: &str) -> Vec<String> {
     let Some(row) = line.strip_prefix('|') else {
         return Vec::new();
@@ -92,7 +92,7 @@ fn problem_of_tests(cell: &str, exists: &impl Fn(&str) -> bool) -> Option<String
     missing.map(|path| format!("the path {path} of a test does not exist"))
 }
 
-/// Whether code names a file or directory of a crate.
+/// Returns whether text in backticks is the path of a crate's file or directory.
 fn is_path(code: &str) -> bool {
     let is_rust = Path::new(code)
         .extension()
@@ -103,7 +103,7 @@ fn is_path(code: &str) -> bool {
     is_rust || is_below("src") || is_below("tests")
 }
 
-/// Code within a line.
+/// Returns the texts in backticks within a line.
 fn code(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2)
 }

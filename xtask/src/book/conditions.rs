@@ -1,5 +1,5 @@
-//! Reference of conditions: the table in the documentation of the control plane's writer of conditions. Every type of
-//! condition in the code must be in it.
+//! Reference of status conditions: the table in the documentation of `status-writer`. Every type of condition in the
+//! code must be in it.
 
 use std::fs;
 
@@ -9,12 +9,12 @@ use syn::{Expr, Item};
 use super::code::{literal, parse};
 use crate::shell;
 
-/// File whose module documentation has the table.
+/// File whose module documentation has the table of conditions.
 const WRITER: &str = "crates/control-plane/status-writer/src/lib.rs";
-/// File with the types of conditions.
+/// File that defines the types of conditions.
 const TYPES: &str = "crates/control-plane/derive/src/condition.rs";
 
-/// Returns the page's table.
+/// Returns the table of the conditions page.
 pub(super) fn render() -> Result<String> {
     let text = fs::read_to_string(shell::root().join(WRITER))
         .with_context(|| format!("cannot read {WRITER}"))?;
@@ -39,7 +39,7 @@ fn table_of(text: &str) -> String {
     rows.map(|line| format!("{line}\n")).collect()
 }
 
-/// Returns the names of all types of conditions.
+/// Returns the names of all types of conditions in the code.
 fn types(file: &syn::File) -> Vec<String> {
     let mut names = Vec::new();
     for item in &file.items {

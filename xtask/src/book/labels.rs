@@ -1,4 +1,4 @@
-//! Reference of labels and annotations: the constants of the code, with their doc comments.
+//! Reference of labels and annotations: constants in the code, with their doc comments.
 
 use anyhow::Result;
 
@@ -15,7 +15,7 @@ const FILES: &[&str] = &[
     "crates/programs/agent/src/enrolment/annotations.rs",
 ];
 
-/// Returns the page's tables.
+/// Returns the tables of the labels page.
 pub(super) fn render() -> Result<String> {
     let mut rows = Vec::new();
     for path in FILES {

@@ -1,4 +1,4 @@
-//! Reference of logs: the fields of access logs, and the flags of responses and connections.
+//! Reference of logs: the fields of access logs, and the response flags of requests and connections.
 
 use std::collections::BTreeMap;
 
@@ -15,12 +15,12 @@ use super::code::{constants, doc, literal, parse, sentence, table, variants};
 const CONNECTIONS: &str = "crates/dataplane/telemetry/src/access_log.rs";
 /// File with the formats of a waypoint's access log.
 const FORMATS: &str = "crates/dataplane/observation/src/format.rs";
-/// File with the flags of responses.
+/// File with the response flags of requests.
 const FLAGS: &str = "crates/dataplane/telemetry/src/http/flags.rs";
-/// File with the flags of connections.
+/// File with the response flags of connections.
 const REASONS: &str = "crates/protocol/model/src/reason.rs";
 
-/// Meaning of fields that no structure has.
+/// Meanings of access log fields that are not fields of a structure.
 const MEASURED: &[(&str, &str)] = &[
     ("bytes_sent", "Bytes that the pod's side sent."),
     ("bytes_recv", "Bytes that the pod's side received."),
@@ -31,7 +31,7 @@ const MEASURED: &[(&str, &str)] = &[
     ),
 ];
 
-/// Returns the page's tables.
+/// Returns the tables of the logs page.
 pub(super) fn render() -> Result<String> {
     Ok(format!(
         "# Logs\n\n\
@@ -85,7 +85,7 @@ fn fields() -> Result<String> {
     Ok(table(&["field", "meaning"], &rows))
 }
 
-/// Fields of each call of `tracing::event!`, with the field of the structure that each is read from.
+/// Fields of each call of `tracing::event!`, each with the structure's field whose value it logs.
 #[derive(Default)]
 struct Events(Vec<Vec<(String, String)>>);
 
@@ -97,13 +97,13 @@ impl<'ast> Visit<'ast> for Events {
         visit::visit_macro(self, one);
     }
 
-    /// Reads an event within a macro of the file's own.
+    /// Reads an event within a macro that the file itself defines.
     fn visit_item_macro(&mut self, one: &'ast syn::ItemMacro) {
         self.0.push(event_fields(&one.mac.tokens.to_string()));
     }
 }
 
-/// Returns the fields in the tokens of an event.
+/// Returns the fields in the tokens of a `tracing::event!` call.
 fn event_fields(tokens: &str) -> Vec<(String, String)> {
     let parts = tokens.split(',').map(str::trim);
     let fields = parts.filter_map(|part| {
@@ -168,7 +168,7 @@ fn reasons() -> Result<String> {
     ))
 }
 
-/// Texts of variants: the arms `Self::Variant => "text"`.
+/// Texts of enum variants, from match arms such as `Self::Variant => "text"`.
 #[derive(Default)]
 struct Texts(BTreeMap<String, String>);
 

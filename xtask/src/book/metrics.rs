@@ -1,5 +1,5 @@
-//! Reference of metrics: each family that a program registers or encodes, with the help text of a scrape, its type and
-//! its labels, as the code has them.
+//! Reference of metrics: each metric family that a program registers or encodes, with its help text, type and labels,
+//! read from the code.
 
 mod families;
 mod labels;
@@ -60,13 +60,13 @@ const FILES: &[(&str, &str)] = &[
     ("crates/runtime/otlp-export/src/own_metrics.rs", "all"),
 ];
 
-/// Files with label sets that are encoded by hand.
+/// Files with label sets that are encoded without a derived implementation.
 const LABEL_FILES: &[&str] = &[
     "crates/dataplane/telemetry/src/labels.rs",
     "crates/dataplane/telemetry/src/http/labels.rs",
 ];
 
-/// Label sets of the traffic metrics, and the files of the families that have them.
+/// Label sets of the traffic metrics, and the files of the families that have these labels.
 const TRAFFIC: &[(&str, &str, &str)] = &[
     (
         "TCP",
@@ -80,7 +80,7 @@ const TRAFFIC: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Returns the page's tables.
+/// Returns the tables of the metrics page.
 pub(super) fn render() -> Result<String> {
     let mut sets = LabelSets::default();
     for path in LABEL_FILES {

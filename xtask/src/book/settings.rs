@@ -1,4 +1,4 @@
-//! Reference of settings: the chart's values with their comments, and the environment variables of the programs.
+//! Reference of settings: the chart's values with their comments, and the programs' environment variables.
 
 mod environment;
 mod values;

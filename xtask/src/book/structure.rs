@@ -1,14 +1,14 @@
-//! Structure of the book: the summary has every page, links and anchors resolve, and blocks of commands name the runner
-//! of their test.
+//! Rules for the structure of the book: the summary has every page, links and anchors resolve, and blocks of commands
+//! name the runner of their test.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Component, Path, PathBuf},
 };
 
-/// Page that lists the others.
+/// Page that lists all others.
 const SUMMARY: &str = "SUMMARY.md";
-/// Comments that may precede a block of commands.
+/// Comments of which one must precede a block of commands.
 const MARKS: &[&str] = &[
     "<!-- run: lab -->",
     "<!-- run: cluster -->",
@@ -16,10 +16,10 @@ const MARKS: &[&str] = &[
     "<!-- not run: ",
 ];
 
-/// Pages by their path below `docs/src`, with their texts.
+/// Texts of pages by their path below `docs/src`.
 pub(super) type Pages = BTreeMap<PathBuf, String>;
 
-/// Returns every violation. `exists` looks for a file, given relative to `docs/src`.
+/// Returns every violation. `exists` tells whether a file exists, whose path is relative to `docs/src`.
 pub(super) fn broken(pages: &Pages, exists: impl Fn(&Path) -> bool) -> Vec<String> {
     let mut broken = Vec::new();
     let summary = pages.get(Path::new(SUMMARY)).map_or("", String::as_str);
@@ -67,7 +67,7 @@ fn problem_of(
     (!is_heading).then(|| format!("the link {link} has no such heading"))
 }
 
-/// Resolves `..` in a path without links.
+/// Resolves `..` in a path, without following symbolic links.
 fn normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for part in path.components() {
@@ -78,7 +78,7 @@ fn normal(path: &Path) -> PathBuf {
     normal
 }
 
-/// Lines outside of fenced blocks, with their number from 1.
+/// Returns the lines outside of fenced blocks, with their numbers from 1.
 pub(super) fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut in_block = false;
     text.lines().enumerate().filter_map(move |(index, line)| {
@@ -93,7 +93,7 @@ fn headings(text: &str) -> impl Iterator<Item = &str> {
     lines.map(|(_, line)| line.trim_start_matches('#').trim())
 }
 
-/// Returns the identifier of a heading, as mdBook and code hosts make it.
+/// Returns the anchor of a heading, as mdBook and code hosts generate it.
 fn anchor_of(heading: &str) -> String {
     let letters = heading.to_lowercase();
     let letters = letters.chars().filter_map(|one| match one {
@@ -104,7 +104,7 @@ fn anchor_of(heading: &str) -> String {
     letters.collect()
 }
 
-/// Returns the targets of links and images outside of code.
+/// Returns the targets of a page's links and images, outside of code.
 pub(super) fn links(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     for (_, line) in prose(text) {
@@ -125,7 +125,7 @@ pub(super) fn links(text: &str) -> Vec<&str> {
     found
 }
 
-/// Lines of blocks of commands that no comment precedes.
+/// Returns the line numbers of blocks of commands without a preceding comment.
 fn unmarked(text: &str) -> impl Iterator<Item = usize> {
     let before = std::iter::once("").chain(text.lines());
     let blocks = before.zip(text.lines()).enumerate();

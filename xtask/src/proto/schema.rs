@@ -1,5 +1,5 @@
-//! Renders the field numbers of the control plane's records as Rust. With them `ambit-wire` detects unknown fields,
-//! which prost skips silently.
+//! Renders the field numbers of the control plane's protobuf records as Rust. With them `ambit-wire` detects unknown
+//! fields, which prost skips silently.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -56,7 +56,7 @@ pub(super) fn render(set: &FileDescriptorSet) -> Result<String> {
     Ok(text)
 }
 
-/// Converts a name such as `istio.workload.Address` to the name of a static.
+/// Converts a message name such as `istio.workload.Address` to the name of a Rust static.
 fn constant(name: &str) -> String {
     name.replace('.', "_").to_uppercase()
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Maximum number of rows of each table.
 const MAX_ROWS: usize = 20;
 
-/// Durations of the tests and suites of a run.
+/// Durations of the tests and suites of a test run.
 #[derive(Debug, Default)]
 pub(super) struct Durations {
     tests: Vec<(Duration, String)>,
@@ -13,7 +13,7 @@ pub(super) struct Durations {
 }
 
 impl Durations {
-    /// Adds a suite and, from the output of libtest's `--report-time`, its tests.
+    /// Adds a suite's duration and, from the output of libtest's `--report-time`, the durations of its tests.
     pub(super) fn add(&mut self, suite: &str, elapsed: Duration, output: &str) {
         self.suites.push((elapsed, suite.to_owned()));
         let tests = output.lines().filter_map(test);
@@ -21,7 +21,7 @@ impl Durations {
             .extend(tests.map(|(name, elapsed)| (elapsed, format!("{suite} {name}"))));
     }
 
-    /// Prints the slowest of both, slowest first.
+    /// Prints the slowest tests and the slowest suites, slowest first.
     pub(super) fn print(mut self) {
         for (what, rows) in [("suites", &mut self.suites), ("tests", &mut self.tests)] {
             rows.sort_by(|a, b| b.cmp(a));
@@ -33,7 +33,7 @@ impl Durations {
     }
 }
 
-/// Name and duration in a line such as `test name ... ok <1.234s>`.
+/// Parses name and duration in a line such as `test name ... ok <1.234s>`.
 fn test(line: &str) -> Option<(&str, Duration)> {
     let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ")?;
     let (_, seconds) = rest.strip_suffix("s>")?.rsplit_once('<')?;

@@ -1,4 +1,5 @@
-//! Lanes: queues of suites and commands. A lane runs its steps in order, one or a few at once; lanes run in parallel.
+//! Lanes: queues of test suites and commands. A lane runs its steps in order, one or a few concurrently; lanes run in
+//! parallel.
 
 use std::{
     collections::VecDeque,
@@ -14,11 +15,11 @@ use anyhow::{Context, Result, anyhow, bail};
 use super::{durations::Durations, suite::Suite};
 use crate::shell;
 
-/// Queue of suites and commands that are started in order.
+/// Queue of test suites and commands that are started in order.
 pub(super) struct Lane {
     name: &'static str,
     priority: Priority,
-    /// Maximum number of steps that run at once.
+    /// Maximum number of concurrent steps.
     at_once: usize,
     steps: VecDeque<Step>,
 }
@@ -52,7 +53,7 @@ impl Lane {
         }
     }
 
-    /// Sets the maximum number of steps that run at once.
+    /// Sets the maximum number of concurrent steps.
     pub(super) fn at_once(mut self, steps: usize) -> Self {
         self.at_once = steps;
         self
@@ -69,11 +70,12 @@ impl Lane {
     }
 }
 
-/// Runs the lanes in parallel; in each, a step starts when an earlier one ends. Steps that run at once have different
-/// values of `AMBIT_TEST_PLACE`, counted from 0. The output of a step is printed in one piece when it ends; at the end
-/// the slowest suites and tests are printed.
+/// Runs the lanes in parallel; in each, a step starts when an earlier one ends. Concurrent steps have different values
+/// of `AMBIT_TEST_PLACE`, counted from 0. The output of a step is printed in one piece when it ends; at the end the
+/// slowest suites and tests are printed.
 ///
 /// # Errors
+///
 /// The error names every failed step; a failed step does not stop later ones.
 pub(super) fn run(lanes: Vec<Lane>) -> Result<()> {
     let durations = Mutex::new(Durations::default());
@@ -140,7 +142,7 @@ fn run_step(step: Step, priority: Priority, durations: &Mutex<Durations>) -> Res
     Ok(())
 }
 
-/// Prints all results of a suite, which CI parses, and the output of other commands only if they failed.
+/// Prints the output of a step: all of it for a suite, since CI parses it, and for other commands only if they failed.
 fn print(name: &str, elapsed: Duration, output: &Output, is_suite: bool) {
     let mut text = format!("==> {name}: {:.1} s\n", elapsed.as_secs_f64()).into_bytes();
     if is_suite || !output.status.success() {

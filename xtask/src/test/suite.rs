@@ -12,17 +12,17 @@ use serde::Deserialize;
 
 use crate::{setup, shell};
 
-/// Suites that take minutes and build programs of others: `cargo xtask cluster test` runs them.
+/// Suites that take minutes and build third-party programs, so that only `cargo xtask cluster test` runs them.
 const APART: [&str; 2] = ["cluster-tests::istio", "cluster-tests::platforms"];
 
-/// A test program that cargo has built.
+/// Test program that cargo has built.
 #[derive(Debug)]
 pub(super) struct Suite {
     /// Crate and target, for instance `system-tests::attacks`.
     pub(super) name: String,
     pub(super) kind: Kind,
     program: PathBuf,
-    /// Directory of the crate: cargo starts test programs there.
+    /// Directory of the crate, in which cargo starts test programs.
     directory: PathBuf,
 }
 
@@ -33,12 +33,12 @@ pub(super) enum Kind {
     Cluster,
     /// Network namespaces, links and programs of other crates, for which the suite mostly waits.
     Lab,
-    /// The processor: the suite mostly computes.
+    /// The CPU: the suite mostly computes.
     Unit,
 }
 
 impl Kind {
-    /// Returns the kind of the suites of a crate, named without `ambit-`.
+    /// Returns the kind of the suites of a crate, whose name is without `ambit-`.
     fn of(package: &str) -> Self {
         let tests = setup::Tests::of(package);
         match package {
@@ -49,7 +49,7 @@ impl Kind {
     }
 }
 
-/// The fields of a line of `cargo --message-format=json` that are read here.
+/// Fields that are read from a line of `cargo --message-format=json`.
 #[derive(Deserialize)]
 struct Message {
     reason: String,
@@ -71,10 +71,11 @@ struct Profile {
     test: bool,
 }
 
-/// Builds the programs and the test programs of all crates, and returns all suites but [`APART`]. It is one invocation
-/// of cargo: two would unify features differently and build most libraries twice.
+/// Builds the programs and the test programs of all crates, and returns all suites except [`APART`]. It is one
+/// invocation of cargo: two would unify features differently and build most libraries twice.
 ///
 /// # Errors
+///
 /// Fails if the programs do not compile, or cargo reports no test program.
 pub(super) fn build() -> Result<Vec<Suite>> {
     eprintln!("==> build the programs and the tests");
@@ -132,7 +133,7 @@ impl Suite {
         })
     }
 
-    /// Command that runs all tests of the suite and reports the duration of each.
+    /// Returns a command that runs all tests of the suite and reports the duration of each.
     pub(super) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         // `--report-time` is an unstable option of libtest.

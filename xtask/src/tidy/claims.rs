@@ -1,4 +1,4 @@
-//! Actions that ARCHITECTURE.md reserves for certain crates.
+//! Rules that reserve certain actions for crates that ARCHITECTURE.md names.
 
 use super::{
     layers::{self, DEVELOPMENT},
@@ -7,8 +7,8 @@ use super::{
     workspace::Package,
 };
 
-/// Crates that may name protobuf messages, besides `wire`, which contains them: the ends of gRPC streams, which pass
-/// messages on unchanged.
+/// Crates that may name protobuf messages, with the reason, besides `wire`, which contains them: the ends of gRPC
+/// streams, which pass messages on unchanged.
 const MESSAGES: &[(&str, &str)] = &[
     ("ambit-wire", "they are its own"),
     ("ambit-xds", "the client's end of delta xDS"),
@@ -33,7 +33,7 @@ const GENERATED: &[&str] = &[
 ];
 const PROTOBUF: &[&str] = &["prost", "prost_types", "tonic_prost"];
 
-/// Crates that may use netlink.
+/// Crates that may use netlink, with the reason.
 const NETLINK: &[(&str, &str)] = &[
     ("ambit-sys", "the kernel's side of everything"),
     (
@@ -42,7 +42,8 @@ const NETLINK: &[(&str, &str)] = &[
     ),
 ];
 
-/// Crates that may spawn tokio tasks. `rt` names and counts tasks, and ends the program if a vital one fails.
+/// Crates that may spawn tokio tasks, with the reason. `rt` names and counts tasks, and ends the program if a vital one
+/// fails.
 const TASKS: &[(&str, &str)] = &[("ambit-rt", "the only one")];
 
 pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {

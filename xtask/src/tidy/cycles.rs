@@ -1,10 +1,11 @@
 //! Rule for the modules of one crate: no import cycles.
 //!
-//! A cycle consists of siblings, each with all modules below it, and of their parent's own file (`self`): `a` imports
-//! from `b`, and `b/c` from `a`; or `a.rs` imports from `a/b.rs`, and `a/b/c.rs` names an item that `a.rs` defines. A
-//! path through a re-export or an import is one to the module that defines the item, so that a parent may re-export what
-//! is below it, and children may name each other's items as the parent's. For a parent, declaring a child is no import,
-//! and neither is re-exporting an item from below that the same file does not use. Code of tests does not count.
+//! A cycle consists of sibling modules, each with all modules below it, and of their parent's own file (`self`): `a`
+//! imports from `b`, and `b/c` from `a`; or `a.rs` imports from `a/b.rs`, and `a/b/c.rs` names an item that `a.rs`
+//! defines. A path through a re-export or an import counts as a path to the module that defines the item, so that a
+//! parent may re-export items from below, and children may name each other's items as the parent's. For a parent,
+//! declaring a child is no import, and neither is re-exporting an item from below that the same file does not use. Test
+//! code does not count.
 //!
 //! Methods are not followed: `a.rs` may call a method that `a/b.rs` adds to a type of `a.rs`.
 
@@ -22,7 +23,7 @@ use super::{
     workspace::Package,
 };
 
-/// Limit of re-exports between a path and the definition of its item.
+/// Maximum number of re-exports that are followed from a path to the definition of its item.
 const MAX_RE_EXPORTS: usize = 8;
 
 /// Returns the import cycles of a package's modules.
@@ -39,16 +40,16 @@ pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {
         .collect()
 }
 
-/// Sets of modules that import each other, directly or indirectly.
+/// Sets of modules that import each other, directly or indirectly, with all imports.
 struct Cycles {
     sets: Vec<BTreeSet<Path>>,
     edges: Edges,
 }
 
-/// Imports between modules: for each pair, the paths in the file of the first that lead to the second.
+/// Imports between modules: for each pair, the paths in the file of the first that refer to the second.
 type Edges = BTreeMap<Path, BTreeMap<Path, BTreeSet<String>>>;
 
-/// Returns the imports within a cycle as lines, each with one of its paths.
+/// Describes the imports within a cycle as lines, each with one of the importing paths.
 fn described(edges: &Edges, cycle: &BTreeSet<Path>) -> String {
     let mut lines = String::new();
     for from in cycle {
@@ -94,14 +95,14 @@ fn cycles(modules: &[Module<'_>]) -> Cycles {
     }
 }
 
-/// A module's file, with all that resolves paths in it.
+/// File of a module, with everything that is needed to resolve paths in it.
 struct Scope<'a> {
     module: &'a Module<'a>,
     /// Paths in shipped code.
     paths: Vec<Named>,
-    /// Names with which paths outside of `use` begin.
+    /// First segments of paths outside of `use`.
     first_names: BTreeSet<String>,
-    /// Names of the file's own items.
+    /// Names of the items that the file defines.
     items: BTreeSet<String>,
 }
 
@@ -126,7 +127,7 @@ fn scopes<'a>(modules: &'a [Module<'a>]) -> Scopes<'a> {
 }
 
 impl Scope<'_> {
-    /// Whether a path is that of a re-export of an item from below, which the file itself does not use.
+    /// Returns whether a path re-exports an item from a module below, which the file itself does not use.
     fn re_exports(&self, path: &Named, scopes: &Scopes<'_>) -> bool {
         let Some(import) = path.import.as_ref().filter(|import| import.is_public) else {
             return false;
@@ -136,7 +137,7 @@ impl Scope<'_> {
         is_below && !self.first_names.contains(&import.name)
     }
 
-    /// Imports of a name, or of all names of a module: `*`.
+    /// Returns the imports of a name, including those of all names of a module (`*`).
     fn imports(&self, name: &str) -> impl Iterator<Item = &Named> {
         self.paths.iter().filter(move |path| {
             let import = path.import.as_ref();
@@ -145,7 +146,7 @@ impl Scope<'_> {
     }
 }
 
-/// Returns the file that a path names, and the rest of the path.
+/// Returns the module to which the beginning of a path resolves, and the rest of the path.
 fn module<'s, 'p>(
     scope: &'s Scope<'_>,
     path: &'p Named,
@@ -233,8 +234,8 @@ fn items(items: &[Item]) -> BTreeSet<String> {
     shipped.filter_map(name).collect()
 }
 
-/// Returns the ancestors of two modules that are siblings, and of a module that contains the other its own file.
-/// `None`: a module's path to itself.
+/// Returns the ancestors of two modules that are siblings; for a module and one that it contains, the latter's ancestor
+/// and the former's own file. `None` for a path within one module.
 fn of_one_level(from: &[String], to: &[String]) -> Option<(Path, Path)> {
     let common = from.iter().zip(to).take_while(|(a, b)| a == b).count();
     let node = |path: &[String]| match path.get(..=common) {

@@ -1,5 +1,5 @@
-//! `deny.toml`, in the format of cargo-deny: licences, banned crates, and where crates may come from.
-//! `cargo deny check licenses bans sources` reads the same file; nothing needs to be installed for this.
+//! Rules of `deny.toml`, in cargo-deny's format: licences, banned crates, and sources of crates. `cargo deny check
+//! licenses bans sources` reads the same file; nothing needs to be installed for this check.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +13,7 @@ use spdx::{Expression, ParseMode};
 use super::workspace::{Package, Workspace};
 use crate::shell;
 
-/// The part of cargo-deny's format that is read here.
+/// Part of cargo-deny's format that is read here.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Deny {
@@ -33,7 +33,7 @@ struct Graph {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Licenses {
-    /// SPDX names of the licences that every package may have.
+    /// SPDX identifiers of the licences that packages may have.
     allow: Vec<String>,
 }
 
@@ -41,7 +41,7 @@ struct Licenses {
 #[serde(default)]
 struct Bans {
     deny: Vec<Banned>,
-    /// Versions, as `NAME@VERSION`, that may be built beside another one.
+    /// Versions, as `NAME@VERSION`, that may be built besides another version of the same crate.
     skip: Vec<Banned>,
 }
 
@@ -70,10 +70,10 @@ pub(super) fn broken(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(broken)
 }
 
-/// Versions that are built of each crate.
+/// Built versions of each crate.
 type Versions = BTreeMap<String, BTreeSet<String>>;
 
-/// Lists the built versions by `cargo tree`, for any of the targets.
+/// Lists the versions of crates that are built for any of the targets, by `cargo tree`.
 fn built(targets: &[String]) -> Result<Versions> {
     let mut args = vec!["tree", "--workspace", "--prefix", "none"];
     args.extend(["--edges", "normal,build,dev", "--format", "{p}"]);
@@ -85,7 +85,7 @@ fn built(targets: &[String]) -> Result<Versions> {
     Ok(versions(&String::from_utf8(output.stdout)?))
 }
 
-/// Reads lines like `base64 v0.22.1 (proc-macro)`.
+/// Parses lines of `cargo tree` such as `base64 v0.22.1 (proc-macro)`.
 fn versions(tree: &str) -> Versions {
     let mut versions = Versions::new();
     for line in tree.lines() {
@@ -100,7 +100,7 @@ fn versions(tree: &str) -> Versions {
     versions
 }
 
-/// Finds crates that are built in several versions of which more than one is not skipped, and skips without effect.
+/// Finds crates of which more than one version is built and not listed in `skip`, and entries of `skip` without effect.
 fn duplicates(skip: &[Banned], built: &Versions) -> Vec<String> {
     let mut broken = Vec::new();
     for (name, versions) in built {
@@ -162,7 +162,7 @@ fn judge(deny: &Deny, workspace: &Workspace) -> Vec<String> {
     broken
 }
 
-/// Returns the problem of a package's licence, if any.
+/// Returns the violation in a package's licence, if there is one.
 fn licence(deny: &Deny, package: &Package) -> Option<String> {
     let Some(text) = &package.licence else {
         return Some("its manifest names no licence".to_owned());
@@ -178,7 +178,8 @@ fn licence(deny: &Deny, package: &Package) -> Option<String> {
     (!allowed).then(|| format!("deny.toml does not allow its licence {text:?}"))
 }
 
-/// Lists packages by `cargo tree`, since `cargo metadata` includes crates of disabled features.
+/// Returns the violation if a banned crate is built, by `cargo tree`, since `cargo metadata` includes crates of
+/// disabled features.
 fn is_built(banned: &Banned) -> Result<Option<String>> {
     let args = [
         "tree",

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 
 use crate::shell;
 
-/// Commands that resolve dependencies.
+/// Cargo commands that resolve dependencies.
 const RESOLVING: [&str; 5] = ["build", "rustc", "install", "run", "test"];
 
 pub(super) fn broken() -> Result<Vec<String>> {
@@ -47,7 +47,7 @@ fn judge(text: &str) -> Vec<String> {
     broken
 }
 
-/// Whether an image is pinned by a digest, or by an argument for a digest without a default.
+/// Returns whether a base image is pinned by a digest, or by an argument for a digest without a default.
 fn is_pinned(base: &str) -> bool {
     base.split_once('@').is_some_and(|(_, digest)| {
         digest.starts_with("sha256:") || (digest.starts_with("${") && digest.ends_with("_DIGEST}"))

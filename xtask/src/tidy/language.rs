@@ -3,7 +3,7 @@
 
 use super::source::Source;
 
-/// First words of doc comments that do not name their subject.
+/// First words by which a doc comment does not name its subject.
 const PRONOUNS: &[&str] = &[
     "It", "That", "These", "They", "This", "Those", "What", "Whatever", "Who", "Whoever", "See",
 ];
@@ -13,7 +13,7 @@ const HEADINGS: &[&str] = &["# Errors ", "# Panics "];
 const MIN_WORDS: usize = 3;
 /// Maximum length of a test's name, in characters.
 const MAX_TEST_NAME: usize = 70;
-/// Words that names of files, items and tests must not contain, since the field has another term.
+/// Words that names of files, items and tests must not contain, since the field has other terms for them.
 const PRIVATE_WORDS: &[&str] = &[
     "asked", "led", "leads", "leftover", "said", "says", "stood", "tellable", "telling", "told",
     "ways", "whoever",
@@ -86,7 +86,7 @@ fn unclear(doc: &str) -> Option<String> {
         .then(|| format!("begins with {first:?} and not with its subject"))
 }
 
-/// Returns the name that a line declares.
+/// Returns the name that a line of code declares.
 fn declared(line: &str) -> Option<&str> {
     if line.starts_with("//") {
         return None;

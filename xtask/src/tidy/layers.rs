@@ -1,11 +1,11 @@
-//! The folders of `crates/` are the layers: allowed dependencies between crates.
+//! Rules for dependencies between crates: the folders of `crates/` are layers.
 
 use std::path::Path;
 
 use super::workspace::{Package, Workspace};
 use crate::shell;
 
-/// Folders of `crates/`, lowest first: a crate may depend on crates of lower folders and of its own.
+/// Folders of `crates/`, lowest layer first: a crate may depend on crates of lower folders and of its own folder.
 const FOLDERS: &[&str] = &[
     "protocol",
     "runtime",
@@ -54,7 +54,7 @@ pub(super) fn broken(workspace: &Workspace) -> Vec<String> {
     broken
 }
 
-/// Returns the folder of a crate below `crates/`; `None` for this program.
+/// Returns the folder of a crate below `crates/`; `None` for packages outside of it.
 pub(super) fn folder(package: &Package) -> Option<&'static str> {
     Some(rank(package)?.1)
 }

@@ -1,4 +1,4 @@
-//! The files of one crate as modules, and the rule that every file is one.
+//! Files of one crate as modules, and the rule that every file is a module.
 
 use std::{collections::BTreeMap, path};
 
@@ -6,10 +6,10 @@ use syn::Item;
 
 use super::source::{Source, is_for_tests};
 
-/// A path of modules below the crate's root.
+/// Path of a module below the crate's root.
 pub(super) type Path = Vec<String>;
 
-/// Returns the files that no `mod` declares: they are neither built nor tested.
+/// Returns the files that no `mod` declares, which are neither built nor tested.
 pub(super) fn broken(sources: &[Source]) -> Vec<String> {
     orphans(&modules(sources), sources)
 }
@@ -17,19 +17,20 @@ pub(super) fn broken(sources: &[Source]) -> Vec<String> {
 pub(super) struct Module<'a> {
     pub(super) source: &'a Source,
     pub(super) path: Path,
-    /// Submodules that are declared as files.
+    /// Submodules in files of their own, and whether each is for tests only.
     pub(super) children: BTreeMap<String, bool>,
 }
 
 impl Module<'_> {
-    /// Returns the submodules that are for tests only.
+    /// Returns the paths of the submodules that are for tests only.
     pub(super) fn tests(&self) -> impl Iterator<Item = Path> {
         let tests = self.children.iter().filter(|(_, for_tests)| **for_tests);
         tests.map(|(name, _)| [&self.path[..], std::slice::from_ref(name)].concat())
     }
 }
 
-/// Returns the files of `src` as modules, without `src/bin` and, beside a library, `src/main.rs`, which only wire.
+/// Returns the files of `src` as modules, without `src/bin` and, in a crate with a library, `src/main.rs`, which only
+/// calls the library.
 pub(super) fn modules(sources: &[Source]) -> Vec<Module<'_>> {
     let has_lib = sources
         .iter()
@@ -60,7 +61,7 @@ pub(super) fn modules(sources: &[Source]) -> Vec<Module<'_>> {
     modules
 }
 
-/// Returns the submodules that are files, and whether each is for tests only.
+/// Collects the submodules that are in separate files, and whether each is for tests only.
 fn declared(items: &[Item], in_tests: bool, children: &mut BTreeMap<String, bool>) {
     for item in items {
         if let Item::Mod(item) = item {

@@ -1,4 +1,4 @@
-//! Collects the paths in code: in `use`, types and expressions, attributes, and arguments of macros.
+//! Collects the paths in Rust code: in `use`, types and expressions, attributes, and arguments of macros.
 
 use std::collections::BTreeSet;
 
@@ -10,31 +10,31 @@ use syn::{
 
 use super::source::{attributes, is_for_tests};
 
-/// A path that occurs in a file.
+/// Path that occurs in a file's code.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Named {
     pub(super) segments: Vec<String>,
-    /// Depth of the enclosing module within the file.
+    /// Depth of the inline module in the file that contains the path.
     pub(super) inline: usize,
-    /// Name that a `use` gives to the path's item.
+    /// Name that a `use` declaration gives to the path's item.
     pub(super) import: Option<Import>,
 }
 
-/// Name that a `use` brings into a module.
+/// Name that a `use` declaration brings into a module.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Import {
-    /// `*`: all names of the module that the path names.
+    /// Imported name; `*` for all names of the module.
     pub(super) name: String,
     /// Whether other modules may use the name.
     pub(super) is_public: bool,
 }
 
-/// Code that is searched for paths.
+/// Part of the code that is searched for paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Code {
     /// All code of a file.
     All,
-    /// Code that is not for tests only.
+    /// Code outside of tests.
     Shipped,
 }
 
@@ -46,7 +46,7 @@ pub(super) fn named(file: &File, code: Code) -> Vec<Named> {
     paths
 }
 
-/// Returns the names with which paths outside of `use` begin.
+/// Returns the first segments of paths outside of `use`.
 pub(super) fn first_names(file: &File, code: Code) -> BTreeSet<String> {
     found(file, code).first_names
 }
@@ -113,7 +113,7 @@ impl Paths {
         }
     }
 
-    /// Collects paths from tokens of unknown syntax.
+    /// Collects paths from tokens of unknown syntax, such as macro arguments.
     fn add_tokens(&mut self, tokens: TokenStream) {
         let mut path: Vec<String> = Vec::new();
         let mut colons = 0;

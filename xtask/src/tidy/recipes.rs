@@ -1,5 +1,5 @@
-//! Rules for the files that ARCHITECTURE.md names: each must exist, and a recipe must name exactly the files of an
-//! example that was made by it.
+//! Rules for the files that ARCHITECTURE.md names: each must exist, and a recipe must name exactly the files of its
+//! example.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -7,14 +7,14 @@ use anyhow::{Context, Result};
 
 use crate::shell;
 
-/// Extensions by which names are recognised as files.
+/// File extensions by which names are recognised as files.
 const ENDINGS: [&str; 5] = [".rs", ".proto", ".yaml", ".md", ".toml"];
 
-/// Recipe of ARCHITECTURE.md, and an example that was made by it.
+/// Recipe in ARCHITECTURE.md for an addition, and an existing example of it.
 struct Recipe {
-    /// Heading of the section.
+    /// Heading of the recipe's section.
     title: &'static str,
-    /// Replacement for `NAME` in paths of the section.
+    /// Name of the example, which replaces `NAME` in the recipe's paths.
     name: &'static str,
     /// Texts that occur only in files of the example.
     marks: &'static [&'static str],
@@ -62,7 +62,7 @@ pub(super) fn broken() -> Result<Vec<String>> {
     Ok(broken)
 }
 
-/// Returns the paths of all files below a directory, relative to the root.
+/// Adds the paths of all files below a directory, relative to the root.
 fn list(root: &Path, directory: &Path, files: &mut Vec<String>) -> Result<()> {
     let entries = fs::read_dir(directory);
     for entry in entries.with_context(|| format!("cannot list {}", directory.display()))? {
@@ -78,7 +78,7 @@ fn list(root: &Path, directory: &Path, files: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Returns the paths in backticks that have a folder and an extension of files.
+/// Returns the paths in backticks that contain a folder and end with one of [`ENDINGS`].
 fn paths(text: &str) -> impl Iterator<Item = &str> {
     let quoted = text.split('`').skip(1).step_by(2);
     quoted.filter(|one| {
@@ -92,7 +92,7 @@ fn is_at(file: &str, path: &str) -> bool {
     before.is_some_and(|before| before.is_empty() || before.ends_with('/'))
 }
 
-/// Returns the paths of files that do not exist.
+/// Returns the paths in a text that do not exist.
 fn missing(text: &str, files: &[String]) -> Vec<String> {
     let named = paths(text).filter(|path| !path.contains("NAME"));
     let gone = named.filter(|path| !files.iter().any(|file| is_at(file, path)));
@@ -100,7 +100,7 @@ fn missing(text: &str, files: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// Returns differences between the files of a recipe's example and those that the recipe names.
+/// Returns the differences between the files of a recipe's example and the files that the recipe names.
 fn forgotten(
     recipe: &Recipe,
     text: &str,
@@ -150,7 +150,7 @@ fn forgotten(
     broken
 }
 
-/// Whether a file is shipped code or a contract, and is not generated.
+/// Returns whether a file is shipped code or a contract, and is not generated.
 fn is_shipped(file: &str) -> bool {
     let is_code = [".rs", ".proto", ".yaml"]
         .iter()

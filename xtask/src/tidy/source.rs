@@ -1,4 +1,4 @@
-//! Rust files of a package: their text, and which parts are test code.
+//! Rust files of a package: their text, and which parts of it are test code.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use syn::{Attribute, Item};
 use super::workspace::Package;
 use crate::shell;
 
-/// A Rust file of a package.
+/// Rust file of a package.
 pub(super) struct Source {
     /// Path relative to the workspace's root.
     pub(super) path: PathBuf,
@@ -59,7 +59,7 @@ impl Source {
         name.unwrap_or_default()
     }
 
-    /// Whether the whole file is test code, by its path.
+    /// Returns whether the whole file is test code, by its path.
     pub(super) fn is_test(&self) -> bool {
         let Some(in_src) = &self.in_src else {
             return true;
@@ -69,7 +69,7 @@ impl Source {
     }
 }
 
-/// Whether an item is for tests only.
+/// Returns whether an item with these attributes is for tests only.
 pub(super) fn is_for_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let path = attribute.path();
@@ -119,7 +119,7 @@ fn walk(dir: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Builds a file from a text, for tests of rules.
+/// Builds a source file from a text, for tests of the rules.
 #[cfg(test)]
 pub(super) fn made_up(in_src: &str, text: &str) -> Source {
     let path = Path::new("crates/x/y/src").join(in_src);

@@ -1,4 +1,4 @@
-//! Forbidden crates in the dependency tree of a crate, from its manifest (`package.metadata.tidy`).
+//! Rule about forbidden crates in the dependency tree of a crate, which its manifest lists (`package.metadata.tidy`).
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Finds dependencies that a manifest declares and no code uses.
+//! Finds dependencies that a manifest declares and that no code uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,7 +46,7 @@ pub(super) fn broken(package: &Package, sources: &[Source]) -> Vec<String> {
     broken
 }
 
-/// Returns dependencies of the workspace's manifest that no member uses.
+/// Returns the dependencies in the workspace's manifest that no member declares.
 pub(super) fn of_workspace(manifest: &str, workspace: &Workspace) -> Result<Vec<String>> {
     let manifest: Manifest = toml::from_str(manifest)?;
     let taken: BTreeSet<_> = workspace
@@ -70,7 +70,7 @@ struct Tables {
     dependencies: BTreeMap<String, toml::Value>,
 }
 
-/// Returns the first segments of all paths.
+/// Returns the first segments of all paths in the sources.
 fn roots<'a>(sources: impl Iterator<Item = &'a Source>, code: Code) -> BTreeSet<String> {
     let paths = sources.flat_map(|source| named(&source.syntax, code));
     paths

@@ -1,4 +1,4 @@
-//! The packages of the workspace and of its dependencies, as `cargo metadata` lists them.
+//! Packages of the workspace and of its dependencies, as `cargo metadata` lists them.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -7,53 +7,53 @@ use serde::Deserialize;
 
 use crate::shell;
 
-/// All packages that are built, by package id.
+/// All packages that are built, by package ID.
 #[derive(Debug, Default)]
 pub(super) struct Workspace {
     pub(super) packages: BTreeMap<String, Package>,
 }
 
-/// A package of the workspace or of its dependencies.
+/// Package of the workspace, or a dependency.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Package {
     pub(super) name: String,
     pub(super) version: String,
-    /// Path of the manifest, relative to the workspace's root for members.
+    /// Directory of the manifest, relative to the workspace's root for members.
     pub(super) dir: PathBuf,
     /// Licence as an SPDX expression.
     pub(super) licence: Option<String>,
-    /// Registry or repository of the package; `None` for members.
+    /// Registry or repository from which the package comes; `None` for workspace members.
     pub(super) source: Option<String>,
     /// Dependencies that the manifest declares.
     pub(super) declared: Vec<Declared>,
-    /// Ids of the package's dependencies, without those of its tests and build scripts.
+    /// IDs of the package's dependencies, without those of its tests and build scripts.
     pub(super) normal: Vec<String>,
     pub(super) rules: Rules,
 }
 
-/// A dependency in a manifest.
+/// Dependency that a manifest declares.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(super) struct Declared {
     pub(super) name: String,
-    /// Kind of the dependency: `None`, `dev` or `build`.
+    /// Kind of the dependency: `None` for a normal one, `dev` or `build`.
     pub(super) kind: Option<String>,
-    /// Name of the crate in code; `None` if it is not built.
+    /// Name of the crate in code; `None` if the dependency is not built.
     #[serde(skip)]
     pub(super) called: Option<String>,
 }
 
-/// `[package.metadata.tidy]` of a manifest.
+/// Rules of a package: `[package.metadata.tidy]` of its manifest.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Rules {
-    /// Whether the crate is pure: it does no IO.
+    /// Whether the crate is pure, that is, does no IO.
     pub(super) pure: bool,
-    /// Packages that the dependency tree must not contain, with reasons.
+    /// Packages that the dependency tree must not contain, each with the reason.
     pub(super) never: BTreeMap<String, String>,
 }
 
 impl Package {
-    /// Whether the package is a member of the workspace.
+    /// Returns whether the package is a member of the workspace.
     pub(super) fn is_ours(&self) -> bool {
         self.source.is_none()
     }
@@ -65,7 +65,7 @@ impl Workspace {
         self.packages.values().filter(|package| package.is_ours())
     }
 
-    /// Returns the packages with these ids.
+    /// Returns the packages with these IDs.
     pub(super) fn named<'a>(&'a self, ids: &'a [String]) -> impl Iterator<Item = &'a Package> {
         ids.iter().filter_map(|id| self.packages.get(id))
     }
@@ -108,7 +108,7 @@ struct Node {
 
 #[derive(Deserialize)]
 struct Edge {
-    /// Name of the library in code.
+    /// Name of the library crate in code.
     name: String,
     pkg: String,
     dep_kinds: Vec<EdgeKind>,
@@ -177,7 +177,7 @@ pub(super) fn read() -> Result<Workspace> {
 
 #[cfg(test)]
 impl Workspace {
-    /// Builds a workspace of packages with their names as ids.
+    /// Builds a workspace from packages, with their names as IDs, for tests.
     pub(super) fn of(packages: impl IntoIterator<Item = Package>) -> Self {
         let packages = packages.into_iter();
         let packages = packages.map(|package| (package.name.clone(), package));

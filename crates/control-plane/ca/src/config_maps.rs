@@ -1,6 +1,6 @@
-//! Distributes the roots, the revocation list if there is one, and the accepted trust domains if
-//! there are further ones, as ConfigMaps in every namespace, which proxies and applications mount.
-//! A ConfigMap that a user edits or deletes is restored. Only the leader writes.
+//! Distributes the root certificates, the CRL if there is one, and the additional accepted trust domains if there are
+//! any, as ConfigMaps in every namespace, which proxies and applications mount. A ConfigMap that a user edits or
+//! deletes is restored. Only the leader writes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,15 +28,15 @@ use crate::{
     trust_domains::{self, Published},
 };
 
-/// Name of the ConfigMap with the root certificates, and its key.
+/// Name of the ConfigMap with the root certificates, and the key of the PEM text in it.
 const ROOTS_CONFIG_MAP: (&str, &str) = ("istio-ca-root-cert", "root-cert.pem");
 const REVOKED: (&str, &str) = ("istio-ca-crl", CRL_FILE);
 const TRUST_DOMAINS: (&str, &str) = (trust_domains::CONFIG_MAP, TrustDomains::FILE);
 /// Namespaces that get no ConfigMaps.
 const EXCLUDED_NAMESPACES: [&str; 3] = ["kube-public", "kube-node-lease", "local-path-storage"];
-/// Field manager of the writes.
+/// Field manager under which the ConfigMaps are written.
 const FIELD_MANAGER: &str = "ambit-control";
-/// Label that marks the mesh's ConfigMap.
+/// Label (`true`) by which Istio marks the ConfigMaps that it distributes.
 const CONFIG_LABEL: &str = "istio.io/config";
 /// Maximum concurrent writes of ConfigMaps.
 const MAX_CONCURRENT_WRITES: usize = 8;
@@ -45,17 +45,17 @@ const WRITE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duratio
 
 type Name = &'static str;
 
-/// Desired and existing ConfigMaps of every namespace. Pure.
+/// Desired and existing ConfigMaps of every namespace, without IO.
 #[derive(Debug, Default)]
 struct Copies {
-    /// Desired text in every namespace; `None` for a ConfigMap that must not exist.
+    /// Desired text of each ConfigMap in every namespace; `None` for a ConfigMap that must not exist.
     desired: BTreeMap<Name, Option<Arc<str>>>,
     namespaces: BTreeSet<Box<str>>,
     /// Hash of the text of each existing ConfigMap, by namespace and name.
     existing: BTreeMap<(Box<str>, Name), u64>,
 }
 
-/// A write of a ConfigMap that is due.
+/// Write or deletion of one ConfigMap that is due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct DueWrite {
     namespace: Box<str>,
@@ -109,8 +109,7 @@ fn hash(text: &str) -> u64 {
     hasher.finish()
 }
 
-/// Hashes the text of a ConfigMap. If the mesh's label is missing, the hash differs, so that the
-/// ConfigMap is written again.
+/// Hashes the text of a ConfigMap; 0 without the mesh's label, so that the ConfigMap is written again.
 fn hash_of(map: &ConfigMap, key: &str) -> u64 {
     let labels = map.metadata.labels.as_ref();
     let is_labelled = labels
@@ -124,8 +123,7 @@ fn hash_of(map: &ConfigMap, key: &str) -> u64 {
     }
 }
 
-/// Keeps the ConfigMaps of all namespaces up to date; returns only when the publisher of the
-/// authority is gone.
+/// Keeps the ConfigMaps of all namespaces up to date; returns only when the CA's publisher is dropped.
 pub async fn distribute(
     client: Client,
     mut trust: watch::Receiver<Arc<Trust>>,

@@ -6,12 +6,12 @@ use ambit_rt::{DrainWatcher, ErrorChain};
 
 use crate::{material::Material, trust::TrustPublisher};
 
-/// Interval of reading the files: the kubelet updates mounted Secrets with a delay of up to a
-/// minute and without reliable file events.
+/// Interval of reading the files. The kubelet updates mounted Secrets with a delay of up to a minute and without
+/// reliable file events.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Follows the files of `dir` until the drain. Files that cannot be used are logged once; the
-/// current authority stays in force.
+/// Reloads the CA from the files of `dir` until the drain. Unusable files are logged once; the current CA stays in
+/// force.
 pub async fn follow(dir: PathBuf, publisher: TrustPublisher, mut drain: DrainWatcher) {
     let location = dir.display().to_string();
     let mut logged = None;

@@ -1,19 +1,19 @@
-//! The certificate authority of the mesh: its material, who signs at present, and who gets which certificate.
+//! The certificate authority (CA) of the mesh: its key and certificates, their replacement, and the CSR API.
 //!
-//! [`material`] is a root as it is stored, in a directory of files or in a Secret ([`CaSecret`]). [`trust`] replaces the
-//! authority that signs; [`service`] serves the CSR API with it. [`distribute`] writes its roots, and the accepted
-//! [`trust_domains`], into every namespace.
+//! [`material`] is a CA as PEM texts, stored in a directory of files or in a Secret ([`CaSecret`]). [`trust`] replaces
+//! the CA that signs; [`service`] serves the CSR API with it. [`distribute`] writes the root certificates, and the
+//! accepted [`trust_domains`], into every namespace.
 //!
 //! # Changing the root without an outage
 //!
-//! 1. Put the new root beside the old one into `root-cert.pem` (or `ca.crt`), leave certificate and key
-//!    as they are. Both are distributed; proxies take them with their next certificates, at the
-//!    latest after half the life of one (12 hours).
-//! 2. Replace certificate, chain and key by those under the new root; keep both roots.
-//! 3. After the life of a certificate (24 hours) take the old root out.
+//! 1. Add the new root certificate to the old one in `root-cert.pem` (or `ca.crt`), and leave certificate and key
+//!    unchanged. Both roots are distributed; proxies get them with their next certificates, at the latest after
+//!    half the lifetime of a certificate (12 hours).
+//! 2. Replace certificate, chain and key by those that the new root has signed; keep both roots.
+//! 3. After the lifetime of a certificate (24 hours), remove the old root.
 //!
-//! A step left out would cut the mesh in two. What would is refused while running, and the present
-//! authority stays in force.
+//! Omitting a step would split the mesh into proxies that do not accept each other's certificates. A running control
+//! plane rejects a CA that would do so, and keeps the current one.
 
 #![forbid(unsafe_code)]
 

@@ -1,12 +1,12 @@
-//! Sources of the authority's key and certificates: a directory in one of two layouts, or a root
-//! that was generated here and is stored in the first of them.
+//! Key and certificates of the CA, from a directory in one of two layouts, or generated here as a root, which is stored
+//! in the first of these layouts.
 //!
 //! | layout | files |
 //! |---|---|
 //! | Istio's `cacerts` | `ca-cert.pem`, `ca-key.pem`, `cert-chain.pem`, `root-cert.pem` |
 //! | cert-manager's secrets | `tls.crt`, `tls.key`, `ca.crt` |
 //!
-//! Both may be accompanied by a revocation list, `ca-crl.pem`.
+//! Either layout may include a CRL, `ca-crl.pem`.
 
 use std::{
     fs, io,
@@ -24,15 +24,15 @@ const FILES: [&str; 4] = [
     "root-cert.pem",
 ];
 const CERT_MANAGER_FILES: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
-/// File name of the revocation list, and its key in a ConfigMap.
+/// File name of the CRL (certificate revocation list), and its key in a ConfigMap.
 pub(crate) const CRL_FILE: &str = "ca-crl.pem";
 /// Lifetime of a generated root.
 pub(crate) const ROOT_TTL: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// Error of an authority that cannot be used.
+/// Reason why a certificate authority cannot be loaded or stored.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
-    /// Incomplete set of files.
+    /// Directory with only a part of a layout's files.
     #[error(
         "{dir} holds {present} but not {missing}: give all of {}, or all of {}, or an empty directory",
         FILES.join(", "), CERT_MANAGER_FILES.join(", ")
@@ -40,12 +40,12 @@ pub enum CaError {
     Partial {
         /// Path of the directory.
         dir: String,
-        /// File that is present.
+        /// Name of a file that is present.
         present: String,
-        /// File that is missing.
+        /// Name of a file that is missing.
         missing: String,
     },
-    /// A file cannot be read or written.
+    /// Failure to read or write a file.
     #[error("cannot use {path}")]
     File {
         /// Path of the file.
@@ -54,10 +54,10 @@ pub enum CaError {
         #[source]
         source: io::Error,
     },
-    /// Files that do not form an authority.
+    /// Files whose contents are not a usable CA.
     #[error("the certificate authority in {location} cannot be used")]
     Authority {
-        /// Directory or Secret with the files.
+        /// Directory or Secret that has the files.
         location: String,
         /// Cause of the error.
         #[source]
@@ -65,18 +65,18 @@ pub enum CaError {
     },
 }
 
-/// Key and certificates of an authority as PEM text. Equal texts are the same authority.
+/// Key and certificates of a CA as PEM text. Equal texts are the same CA.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Material {
-    /// Certificate of the signing key.
+    /// Certificate of the CA that signs.
     pub cert: String,
-    /// Key of the certificate.
+    /// Private key of `cert`.
     pub key: String,
-    /// Chain up to the root; may be empty.
+    /// Certificates from `cert` up to the root; may be empty.
     pub chain: String,
-    /// Root certificates, one or more.
+    /// Root certificates that clients trust, one or more.
     pub roots: String,
-    /// List of revoked certificates.
+    /// Certificate revocation list (CRL), if there is one.
     pub crl: Option<String>,
 }
 
@@ -93,7 +93,7 @@ impl Material {
         Ok(Self::of_root(&root))
     }
 
-    /// Returns the material of a self-signed root.
+    /// Returns key and certificate of a self-signed root as PEM text.
     pub fn of_root(root: &Authority) -> Self {
         let roots = root.root_pem();
         Self {
@@ -104,7 +104,7 @@ impl Material {
         }
     }
 
-    /// Opens the authority; `location` names its storage in errors.
+    /// Parses and verifies the CA; `location` is the directory or Secret that errors name.
     pub fn open(&self, location: &str) -> Result<Authority, CaError> {
         Authority::from_pem(&self.cert, &self.key, &self.chain, &self.roots).map_err(|source| {
             CaError::Authority {
@@ -114,7 +114,7 @@ impl Material {
         })
     }
 
-    /// Reads a directory. Returns `None` if it has none of the files or does not exist.
+    /// Reads the CA files of a directory. Returns `None` if the directory has none of them or does not exist.
     pub fn read(dir: &Path) -> Result<Option<Self>, CaError> {
         let text = |file: &str| {
             let path = dir.join(file);
@@ -166,8 +166,8 @@ impl Material {
     }
 }
 
-/// Reads the authority of a directory, or generates a root there if it is empty or missing. Without a directory the
-/// root lives as long as the process.
+/// Reads the CA of a directory, or generates a root there if the directory is empty or missing. Without a directory,
+/// the generated root is only in memory.
 pub fn open_or_make(dir: Option<&Path>, trust_domain: &str) -> Result<Material, CaError> {
     let made = |location: &str| {
         Material::new_root(trust_domain).map_err(|source| CaError::Authority {
@@ -190,8 +190,7 @@ pub fn open_or_make(dir: Option<&Path>, trust_domain: &str) -> Result<Material, 
     Ok(material)
 }
 
-/// Writes all files or none: writes them into a new directory, which atomically replaces the old
-/// one.
+/// Writes all CA files into a new directory, which atomically replaces the old one.
 fn keep(dir: &Path, material: &Material) -> Result<(), CaError> {
     let error = |path: &Path| {
         let path = path.to_owned();

@@ -17,7 +17,7 @@ use crate::{
 /// Name of the Secret, as in Istio.
 const NAME: &str = "istio-ca-secret";
 const TYPE: &str = "istio.io/ca-root";
-/// Interval at which the leader checks whether the root must be renewed.
+/// Interval at which the leader checks whether the root is due for renewal.
 const RENEWAL_CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Error of loading or creating the Secret of the root.
@@ -28,28 +28,28 @@ pub enum SecretError {
     Api {
         /// Verb of the call.
         verb: &'static str,
-        /// Namespace and name.
+        /// Namespace and name of the Secret.
         location: String,
         /// Cause of the error.
         #[source]
         source: Box<kube::Error>,
     },
-    /// Secret whose contents cannot be used.
+    /// Secret without a usable value under a key.
     #[error(
         "the secret {location} has no usable {key}; mend it, or delete it to have a new root made"
     )]
     Content {
-        /// Namespace and name.
+        /// Namespace and name of the Secret.
         location: String,
-        /// The key that is missing.
+        /// Key that is missing or unusable.
         key: &'static str,
     },
-    /// Failure to create a root.
+    /// Failure to generate a root.
     #[error("cannot make a root")]
     New(#[source] AuthorityError),
 }
 
-/// Secret of the certificate authority.
+/// Secret that stores the CA's root certificate and key.
 #[derive(Clone, Debug)]
 pub struct CaSecret {
     api: Api<Secret>,
@@ -58,7 +58,7 @@ pub struct CaSecret {
 }
 
 impl CaSecret {
-    /// Secret in `namespace`.
+    /// Creates the accessor of the Secret in `namespace`; does not read it.
     pub fn new(client: Client, namespace: &str, trust_domain: &str) -> Self {
         Self {
             api: Api::namespaced(client, namespace),
@@ -67,13 +67,13 @@ impl CaSecret {
         }
     }
 
-    /// Returns the location for messages.
+    /// Returns namespace and name of the Secret, for messages.
     pub fn location(&self) -> String {
         format!("{}/{NAME}", self.namespace)
     }
 
-    /// Reads the Secret, or creates it. If several replicas create it at once, one of them
-    /// succeeds, and all use its root.
+    /// Reads the root from the Secret, or generates a root and creates the Secret. If several replicas do so at once,
+    /// one of them succeeds, and all use its root.
     pub async fn open_or_make(&self) -> Result<Material, SecretError> {
         loop {
             let found = self.api.get_opt(NAME).await;
@@ -92,8 +92,8 @@ impl CaSecret {
         }
     }
 
-    /// Follows the Secret until the drain. If it is deleted, the leader writes the root in force
-    /// again, so that issued certificates stay valid.
+    /// Follows the Secret until the drain. If the Secret is deleted, the leader recreates it with the current root, so
+    /// that issued certificates stay valid.
     pub async fn follow(
         self,
         publisher: TrustPublisher,
@@ -149,7 +149,7 @@ impl CaSecret {
         }
     }
 
-    /// Restores a deleted Secret and renews the root before it expires; only the leader calls this.
+    /// Recreates a deleted Secret (`there` is false) and renews the root before it expires; only the leader calls this.
     async fn reconcile_as_leader(&self, publisher: &TrustPublisher, there: bool) {
         let trust = publisher.trust();
         if !there {
@@ -204,7 +204,7 @@ impl CaSecret {
         Ok(())
     }
 
-    /// Replaces the Secret, unless it has changed meanwhile.
+    /// Replaces the Secret's contents, unless another writer has changed the Secret meanwhile.
     async fn replace(&self, material: &Material) -> Result<(), kube::Error> {
         let mut secret = self.api.get(NAME).await?;
         secret.data = Some(data(material));

@@ -22,31 +22,31 @@ use tonic::{Request, Response, Status};
 
 use crate::{metrics::CaMetrics, trust::Trust};
 
-/// Default lifetime of a certificate, limited by the mesh's maximum lifetime.
+/// Lifetime of a certificate whose request names none, limited by the mesh's maximum lifetime.
 const DEFAULT_TTL: Duration = Duration::from_secs(24 * 3600);
 
-/// Maximum size of a request in bytes: it is read before the caller is authenticated.
+/// Maximum size of a request in bytes, which are read before the caller is authenticated.
 const MAX_REQUEST_BYTES: usize = 64 << 10;
 
 /// Certificate service of Istio's CSR API.
 #[derive(Debug)]
 pub struct CertificateService {
-    /// Authority that currently signs.
+    /// CA that currently signs.
     pub trust: watch::Receiver<Arc<Trust>>,
-    /// Rules of which accounts may request certificates.
+    /// Rules for which service accounts may request certificates.
     pub access: Arc<Access>,
-    /// Pods and the nodes they run on.
+    /// Pods and the nodes on which they run.
     pub pods: Pods,
     /// The mesh's trust domain.
     pub trust_domain: ArcStr,
-    /// Maximum lifetime of a certificate, regardless of the request.
+    /// Maximum lifetime of a certificate, whatever lifetime is requested.
     pub max_ttl: Duration,
     /// Counters of the service.
     pub metrics: CaMetrics,
 }
 
 impl CertificateService {
-    /// Returns the gRPC service, with a limit on requests.
+    /// Returns the gRPC service, with a limit on the size of requests.
     pub fn into_server(self) -> IstioCertificateServiceServer<Self> {
         IstioCertificateServiceServer::new(self).max_decoding_message_size(MAX_REQUEST_BYTES)
     }

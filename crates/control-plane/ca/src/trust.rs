@@ -1,4 +1,4 @@
-//! The authority that currently signs. One publisher replaces it; all readers follow it.
+//! The CA that currently signs. One publisher replaces it; all readers follow it.
 
 use std::sync::Arc;
 
@@ -10,22 +10,22 @@ use crate::{
     metrics::CaMetrics,
 };
 
-/// Current authority with its material.
+/// The current CA with the PEM text that it was loaded from.
 #[derive(Debug)]
 pub struct Trust {
-    /// Authority that signs.
+    /// CA that signs certificates.
     pub authority: Authority,
-    /// Material as stored.
+    /// PEM text of `authority`, as stored.
     pub material: Material,
 }
 
-/// Reason why a new authority is rejected.
+/// Reason why a new CA is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplaceError {
-    /// Material that cannot be used at all.
+    /// Material that is not a usable CA.
     #[error(transparent)]
     Unusable(#[from] CaError),
-    /// New authority whose certificates current proxies would not accept.
+    /// New CA whose certificates current proxies would not accept.
     #[error(
         "certificates of the new authority in {location} would not be accepted by proxies that have the present \
          roots, or the other way round: first put both roots into its root certificates and leave the \
@@ -37,7 +37,7 @@ pub enum ReplaceError {
     },
 }
 
-/// Replaces the authority.
+/// Publishes the current CA, and replaces it.
 #[derive(Clone, Debug)]
 pub struct TrustPublisher {
     sender: Arc<watch::Sender<Arc<Trust>>>,
@@ -45,7 +45,7 @@ pub struct TrustPublisher {
 }
 
 impl TrustPublisher {
-    /// Starts with an authority; `location` names its storage in errors.
+    /// Publishes the first CA; `location` is the directory or Secret that errors name.
     pub fn new(material: Material, location: &str, metrics: CaMetrics) -> Result<Self, CaError> {
         let authority = material.open(location)?;
         metrics.set_root_expiry(authority.not_after());
@@ -59,18 +59,17 @@ impl TrustPublisher {
         })
     }
 
-    /// Returns a receiver of the current authority.
+    /// Returns a receiver of the current CA and its replacements.
     pub fn follow(&self) -> watch::Receiver<Arc<Trust>> {
         self.sender.subscribe()
     }
 
-    /// Returns the authority that currently signs.
+    /// Returns the CA that currently signs.
     pub fn trust(&self) -> Arc<Trust> {
         Arc::clone(&self.sender.borrow())
     }
 
-    /// Switches to a new authority, or returns the reason for rejecting it. Returns whether the
-    /// material has changed.
+    /// Switches to a new CA, or returns the reason for rejecting it. Returns whether the material has changed.
     pub fn replace(&self, material: &Material, location: &str) -> Result<bool, ReplaceError> {
         let old = self.trust();
         if old.material == *material {
@@ -96,7 +95,8 @@ impl TrustPublisher {
     }
 }
 
-/// Returns whether all proxies accept certificates of both authorities, with the roots of either.
+/// Returns whether proxies with the old roots accept certificates of the new CA, and proxies with the new roots accept
+/// those of the old CA.
 fn may_follow(old: &Material, new: &Material) -> bool {
     let accepted = |signer: &Material, roots: &Material| {
         let seen = Material {

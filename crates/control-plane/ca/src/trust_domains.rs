@@ -25,26 +25,27 @@ const MAX_TEXT_BYTES: usize = 1_000_000;
 /// First and longest backoff while the last published trust domains cannot be read.
 const READ_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
-/// Publication; `None` until the desired trust domains are known, during which the previous
-/// publication stays.
+/// Publication to be written; `None` until the desired trust domains are known, during which the previous publication
+/// stays.
 pub type Published = Option<Arc<Publication>>;
 
-/// Published trust domains, and the further roots of the mesh's own trust domain.
+/// Published trust domains, and additional roots of the mesh's own trust domain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Publication {
-    /// Text of the file; none while the mesh's own trust domain alone is accepted, under the roots of this CA.
+    /// Text of the file of trust domains; `None` while only the mesh's own trust domain is accepted, under the roots of
+    /// this CA.
     pub text: Option<Arc<str>>,
     /// Roots of the mesh's own trust domain besides those of this CA.
     pub further_roots: String,
 }
 
-/// Storage of the trust domains that were published last.
+/// Source of the trust domains that were published before this process started.
 pub enum LastPublished {
-    /// File of this path.
+    /// File at this path.
     File(PathBuf),
     /// ConfigMap in this namespace.
     ConfigMap(Client, String),
-    /// No trust domains were published.
+    /// Nothing was published before.
     Nowhere,
 }
 
@@ -96,8 +97,8 @@ impl LastPublished {
     }
 }
 
-/// Publishes the desired trust domains whenever they or the roots of this CA change. Ends when
-/// nobody receives them any more.
+/// Publishes the desired trust domains whenever they or the roots of this CA change. Ends when all receivers are
+/// dropped.
 pub async fn publish(
     own: String,
     mut desired: watch::Receiver<Option<AcceptedTrustDomains>>,
@@ -137,7 +138,7 @@ pub async fn publish(
     }
 }
 
-/// Writes the file for clients as it changes.
+/// Writes the file of trust domains for clients whenever the publication changes.
 pub async fn keep_written(path: PathBuf, mut published: watch::Receiver<Published>) {
     loop {
         let now = published.borrow_and_update().clone();
@@ -160,7 +161,7 @@ pub async fn keep_written(path: PathBuf, mut published: watch::Receiver<Publishe
     }
 }
 
-/// Builds the publication. Returns `None` if its text is too long.
+/// Builds the publication of `domains`; `own_roots` are this CA's. Returns `None` if its text is too long.
 fn publication(own: &str, domains: &TrustDomains, own_roots: &str) -> Option<Publication> {
     if domains.is_empty() {
         return Some(Publication::default());
@@ -180,8 +181,8 @@ fn publication(own: &str, domains: &TrustDomains, own_roots: &str) -> Option<Pub
     })
 }
 
-/// Returns the trust domains to publish. Trust domains whose bundle is unavailable keep the roots
-/// that were published last.
+/// Returns the trust domains to publish. Trust domains whose bundle is unavailable keep their roots from the `last`
+/// publication.
 fn merged(desired: &AcceptedTrustDomains, last: &TrustDomains) -> TrustDomains {
     let mut merged = TrustDomains {
         aliases: desired.aliases.iter().map(ToString::to_string).collect(),

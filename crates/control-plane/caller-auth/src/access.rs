@@ -20,15 +20,15 @@ const WARNING_RATE: (u32, u32) = (1, 10);
 /// Service accounts, as pairs of namespace and name.
 pub type Accounts = BTreeSet<(ArcStr, ArcStr)>;
 
-/// Authorization rules for callers.
+/// Authorization rules for callers of xDS, the CSR API and debug endpoints.
 #[derive(Debug)]
 pub struct Access {
     authenticator: Arc<dyn Authenticator>,
     /// Service accounts of node proxies, which may act for the pods of their node.
     trusted_nodes: Accounts,
-    /// Whether any service account may read the whole mesh, rather than node proxies only.
+    /// Whether any service account may read the configuration of the whole mesh, rather than only node proxies.
     any_reader: bool,
-    /// Namespace whose service accounts may query connected clients.
+    /// Namespace whose service accounts may list connected xDS clients.
     mesh_namespace: ArcStr,
     waypoints: Arc<Waypoints>,
     metrics: CallerMetrics,
@@ -56,8 +56,7 @@ impl Access {
         }
     }
 
-    /// Authenticates the caller by its token. Reasons of a rejection are logged, and not revealed
-    /// to the caller.
+    /// Authenticates the caller by its token. The reason of a rejection is logged, not revealed to the caller.
     pub async fn caller(
         &self,
         metadata: &MetadataMap,
@@ -104,8 +103,9 @@ impl Access {
         }
     }
 
-    /// Whether a caller may read the mesh: all of it, or a waypoint its own part. Valid once the objects of the mesh
-    /// are known: until then no waypoint is. `denied`: why the caller may not act as its account, if so.
+    /// Checks which configuration a caller may read: all of it, or only a waypoint's own. Meaningful only once the
+    /// mesh's objects are known: until then no account is a waypoint's. `denied` is the reason why the caller may not
+    /// act as its own account, if there is one.
     pub fn check_discovery(
         &self,
         caller: &Caller,
@@ -127,7 +127,7 @@ impl Access {
         ))
     }
 
-    /// Checks whether a caller may query connected clients.
+    /// Checks whether a caller may list connected xDS clients.
     pub fn check_debug(
         &self,
         caller: &Caller,
@@ -165,8 +165,8 @@ impl Access {
         self.any_reader || self.is_trusted_node(caller) || self.waypoint(caller).is_some()
     }
 
-    /// Returns the waypoint that the caller is an instance of. A node proxy never is one, whatever
-    /// the names of Gateways.
+    /// Returns the waypoint that the caller is an instance of; `None` for node proxies, even if a Gateway has their
+    /// account's name.
     pub fn waypoint(&self, caller: &Caller) -> Option<GatewayName> {
         let waypoint = self.waypoints.of(caller);
         waypoint.filter(|_| !self.is_trusted_node(caller))
@@ -177,7 +177,7 @@ impl Access {
         self.is_node_account(&(caller.namespace.clone(), caller.service_account.clone()))
     }
 
-    /// Returns whether an account (namespace and name) is one of node proxies.
+    /// Returns whether a service account (namespace and name) is one of node proxies.
     pub fn is_node_account(&self, account: &(ArcStr, ArcStr)) -> bool {
         self.trusted_nodes.contains(account)
     }
@@ -202,7 +202,7 @@ impl Roles for Access {
     }
 }
 
-/// Parses a list of accounts, `namespace/name,namespace/name`.
+/// Parses a list of service accounts, `namespace/name,namespace/name`.
 pub fn parse_accounts(text: &str) -> Result<Accounts, String> {
     text.split(',')
         .map(str::trim)

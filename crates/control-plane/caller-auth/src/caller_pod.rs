@@ -13,61 +13,61 @@ use tokio::{
 
 use crate::token::Caller;
 
-/// Maximum time for which a denial waits for an object that would allow the request.
+/// Maximum time for which a denial is delayed, in case an object arrives that allows the request.
 const MAX_WAIT: Duration = Duration::from_millis(1500);
 
 /// Reason why a caller does not get an identity. Only logged: callers learn nothing about pods.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
-    /// The caller is not a node proxy.
+    /// The caller's service account is not one of node proxies.
     #[error("{0} is not a trusted node account")]
     NotTrusted(String),
-    /// The text is not an identity.
+    /// The requested identity is not a SPIFFE ID of Istio's form.
     #[error("{0:?} is not a SPIFFE identity of a Kubernetes service account")]
     BadIdentity(String),
-    /// The identity is of another mesh's trust domain.
+    /// The requested identity is of another trust domain.
     #[error("{0} is of another trust domain")]
     TrustDomain(String),
     /// The token is not bound to a pod, so that the caller's node is unknown.
     #[error("the caller's token is not bound to a pod")]
     NotBound,
-    /// The pod does not exist.
+    /// The pod that the token is bound to does not exist.
     #[error("the caller's pod {0} does not exist")]
     UnknownPod(String),
-    /// The pod has the name, but not the UID, that the token is bound to.
+    /// The pod that the token is bound to was replaced by one of the same name with another UID.
     #[error("the caller's token is of an earlier pod {0}")]
     OtherUid(String),
-    /// The pod has ended.
+    /// The pod that the token is bound to has ended.
     #[error("the caller's pod {0} has ended")]
     PodEnded(String),
-    /// The pod runs under another service account.
+    /// The pod that the token is bound to runs under another service account.
     #[error("the caller's pod {0} does not run under the caller's service account")]
     OtherAccount(String),
-    /// The pod is not on any node.
+    /// The pod that the token is bound to is not scheduled to a node.
     #[error("the caller's pod {0} is on no node")]
     NoNode(String),
     /// No pod on the caller's node has the identity.
     #[error("no live pod of {identity} that belongs to the mesh is on node {node}")]
     NotOnNode {
-        /// The identity requested.
+        /// Identity that was requested.
         identity: Identity,
         /// Node of the caller.
         node: ArcStr,
     },
-    /// The identity is reserved, and no pod has it.
+    /// The identity is one under which waypoints make calls on behalf of objects, and no pod has it.
     #[error("{0} is reserved for the calls that waypoints make for objects")]
     Reserved(Identity),
-    /// The waypoint makes no calls on behalf of the namespace.
+    /// No object of the namespace requires calls by the waypoint.
     #[error(
         "no object of {namespace} for which calls are made is attached to the waypoint {waypoint}"
     )]
     NoCalls {
         /// Namespace of the objects on whose behalf the calls would be made.
         namespace: ArcStr,
-        /// The caller's Gateway.
+        /// Gateway of the calling waypoint.
         waypoint: GatewayName,
     },
-    /// The identity is a waypoint's, which only the waypoint's own pods may request.
+    /// The identity is a waypoint's, which only that waypoint's own pods may request.
     #[error("{0} is a waypoint's identity, which node proxies do not get")]
     OfWaypoint(Identity),
     /// The pod runs under a waypoint's service account, but does not belong to the waypoint.
@@ -75,7 +75,7 @@ pub enum Denied {
         "the caller's pod {pod} runs under the account of waypoint {waypoint} without its label"
     )]
     NotOfWaypoint {
-        /// The caller's pod.
+        /// Name of the caller's pod.
         pod: String,
         /// Gateway of the waypoint.
         waypoint: GatewayName,
@@ -86,7 +86,7 @@ pub enum Denied {
 }
 
 impl Denied {
-    /// Returns whether an object that is not known here yet could allow the request.
+    /// Returns whether an object that has not arrived yet could allow the request.
     fn may_pass(&self) -> bool {
         matches!(
             self,
@@ -101,14 +101,13 @@ impl Denied {
     }
 }
 
-/// Roles of service accounts.
+/// Roles of service accounts in the mesh.
 pub trait Roles {
     /// Returns whether the caller is a node proxy.
     fn is_trusted_node(&self, caller: &Caller) -> bool;
 
-    /// Returns whether a service account is a waypoint's, whose identity only the waypoint's own
-    /// pods get; `None` until the waypoints are known. A node proxy's account never is one,
-    /// whatever the names of Gateways.
+    /// Returns whether a service account is a waypoint's, whose identity only that waypoint's own pods get; `None`
+    /// until the waypoints are known. Always false for a node proxy's account, even if a Gateway has its name.
     fn is_waypoint_account(&self, namespace: &str, account: &str) -> Option<bool>;
 
     /// Returns whether a waypoint's Gateway has attached objects of the namespace that need calls
@@ -121,15 +120,14 @@ pub trait Roles {
 pub struct Pods {
     /// Pods with their nodes and service accounts.
     pub directory: Arc<RwLock<PodDirectory>>,
-    /// Grows whenever `directory` or the waypoints may have changed; 0 until the pods at the start are known.
+    /// Version that grows whenever `directory` or the waypoints may have changed; 0 until the initial pods are known.
     pub followed: watch::Receiver<u64>,
 }
 
 impl Pods {
-    /// Repeats a check until its result is final. A node proxy learns of a new pod from its agent,
-    /// perhaps before the API server reports the pod here: a denial that a further object could
-    /// lift waits for one, so that the pod's first connection need not wait for the proxy's next
-    /// attempt.
+    /// Repeats a check until it allows, or denies for a reason that no further object could lift. A node proxy learns
+    /// of a new pod from its agent, perhaps before the API server reports the pod here; by waiting, the pod's first
+    /// connection need not wait for the proxy's next attempt.
     pub async fn wait_for<T>(
         &self,
         check: impl Fn(&PodDirectory) -> Result<T, Denied>,
@@ -222,8 +220,8 @@ fn requested_identity(requested: &str, trust_domain: &str) -> Result<Identity, D
     Ok(identity)
 }
 
-/// Decides whether a caller may act as its own account. Pods trust every holder of a waypoint's
-/// identity, so that only live pods with the waypoint's label get it.
+/// Checks whether a caller may act as its own service account. Peers trust every holder of a waypoint's identity, so
+/// that only live pods with the waypoint's label get it.
 pub fn check_own(access: &impl Roles, pods: &PodDirectory, caller: &Caller) -> Result<(), Denied> {
     if access.is_trusted_node(caller) {
         return Ok(());

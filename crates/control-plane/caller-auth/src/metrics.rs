@@ -1,5 +1,4 @@
-//! Metrics of callers: results of their authentication, and connections that the control plane
-//! closed.
+//! Metrics of callers: outcomes of their authentication, and connections that the control plane closed.
 
 use ambit_rt::metrics::{PlainCounter, start_series};
 use prometheus_client::{encoding::EncodeLabelSet, metrics::family::Family, registry::Registry};
@@ -57,7 +56,7 @@ impl CallerMetrics {
         self.callers_closed.get_or_create(&Reason { reason }).inc();
     }
 
-    /// Counts a call by the outcome of its token: accepted, refused, or not reviewable.
+    /// Counts a call by the outcome of its token's verification: accepted, refused, or unavailable.
     pub(crate) fn token(&self, outcome: &'static str) {
         self.tokens.get_or_create(&Outcome { outcome }).inc();
     }

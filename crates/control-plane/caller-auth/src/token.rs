@@ -29,7 +29,7 @@ const LEEWAY: Duration = Duration::from_secs(10);
 /// Claims that every token must have.
 const REQUIRED: [&str; 3] = ["exp", "aud", "sub"];
 
-/// A caller whose token was verified.
+/// Caller whose token was verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// Namespace of the service account.
@@ -65,40 +65,40 @@ pub enum TokenError {
     /// Missing `authorization: Bearer` header.
     #[error("the call carries no bearer token")]
     Missing,
-    /// The text is not a token.
+    /// The text is not a JWT.
     #[error("the token is not a JWT")]
     Malformed,
-    /// The signature algorithm is not accepted.
+    /// The JWT's signature algorithm is not accepted.
     #[error("the token is signed with an algorithm that is not accepted")]
     Algorithm,
-    /// None of the keys verifies the signature.
+    /// None of the public keys verifies the signature.
     #[error("the token is signed by none of the configured keys")]
     Signature,
     /// The token has expired.
     #[error("the token has expired")]
     Expired,
-    /// The token is not valid yet.
+    /// The token is not valid yet (`nbf`).
     #[error("the token is not valid yet")]
     Immature,
-    /// The token is for another audience.
+    /// The token's audience is another one.
     #[error("the token is not meant for audience {0}")]
     Audience(String),
-    /// A claim is missing.
+    /// A required claim is missing.
     #[error("the token has no {0}")]
     Claim(String),
-    /// The subject is not a service account.
+    /// The token's subject is not a service account.
     #[error("the token's subject is not system:serviceaccount:<namespace>:<name>")]
     Subject,
-    /// Claims contradict each other.
+    /// Claims of the token contradict each other.
     #[error("the token's subject and its kubernetes.io claim name different service accounts")]
     Contradiction,
     /// The Kubernetes API rejects the token.
     #[error("the Kubernetes API does not accept the token: {0}")]
     Rejected(String),
-    /// The token cannot be verified at present.
+    /// The API server cannot review the token at present.
     #[error("the token cannot be reviewed by the Kubernetes API: {0}")]
     Unavailable(String),
-    /// The address, or the token's issuer, exceeds the rate limit of reviews.
+    /// The caller's address, or the token's issuer, exceeds the rate limit of TokenReviews.
     #[error(
         "too many unknown tokens from this address, or of another issuer, for a TokenReview of each"
     )]
@@ -110,11 +110,11 @@ pub type Answer<'a> = Pin<Box<dyn Future<Output = Result<Caller, TokenError>> + 
 
 /// Verifier of tokens.
 pub trait Authenticator: fmt::Debug + Send + Sync + 'static {
-    /// Authenticates a token presented from an address.
+    /// Authenticates a token that was presented from the address `source`.
     fn authenticate<'a>(&'a self, token: &'a str, source: IpAddr) -> Answer<'a>;
 }
 
-/// Error of reading the public keys.
+/// Reason why the public keys cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
     /// The file cannot be read.
@@ -126,7 +126,7 @@ pub enum KeysError {
         #[source]
         source: std::io::Error,
     },
-    /// The text is neither PEM nor JWKS, or has no usable key.
+    /// The file is neither PEM nor JWKS, or has no usable key.
     #[error(
         "{path} holds no usable public key: give PEM public keys (EC P-256, P-384, RSA or Ed25519) or a JWKS"
     )]
@@ -134,7 +134,7 @@ pub enum KeysError {
         /// Path of the file.
         path: String,
     },
-    /// A key in PEM is unusable.
+    /// A PEM key in the file is unusable.
     #[error("key {number} of {path} cannot be used")]
     Key {
         /// Path of the file.
@@ -160,7 +160,7 @@ impl fmt::Debug for KeyFile {
 }
 
 impl KeyFile {
-    /// Reads the keys. Accepts only tokens for `audience`.
+    /// Reads the public keys of the file. The result accepts only tokens for `audience`.
     pub fn open(path: &Path, audience: &str) -> Result<Self, KeysError> {
         let name = path.display().to_string();
         let bytes = std::fs::read(path).map_err(|source| KeysError::Read {
@@ -207,7 +207,7 @@ impl KeyFile {
     }
 }
 
-/// Converts an error of the JWT library, for callers of the control plane.
+/// Converts an error of `ambit_jwt` to the error that is logged for a caller of the control plane.
 fn token_error(error: ambit_jwt::TokenError) -> TokenError {
     use ambit_jwt::TokenError as Jwt;
     match error {
@@ -225,7 +225,7 @@ impl Authenticator for KeyFile {
     }
 }
 
-/// Authenticator without keys, which rejects every token.
+/// Authenticator without public keys, which rejects every token.
 #[derive(Debug)]
 pub struct NoKeys;
 
@@ -235,7 +235,7 @@ impl Authenticator for NoKeys {
     }
 }
 
-/// Returns the token of a call's `authorization` header.
+/// Returns the bearer token in a call's `authorization` metadata.
 pub fn bearer(metadata: &tonic::metadata::MetadataMap) -> Result<&str, TokenError> {
     let header = metadata.get("authorization").ok_or(TokenError::Missing)?;
     let header = header.to_str().map_err(|_| TokenError::Malformed)?;
@@ -245,7 +245,7 @@ pub fn bearer(metadata: &tonic::metadata::MetadataMap) -> Result<&str, TokenErro
     }
 }
 
-/// Returns namespace and name of the account in a token's subject.
+/// Returns namespace and name of the service account in a token's subject.
 fn account_of(subject: &str) -> Result<(&str, &str), TokenError> {
     let parts: Vec<_> = subject.split(':').collect();
     let ["system", "serviceaccount", namespace, account] = parts.as_slice() else {

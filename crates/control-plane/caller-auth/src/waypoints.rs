@@ -12,19 +12,19 @@ use parking_lot::RwLock;
 
 use crate::token::Caller;
 
-/// Gateways that this control plane runs waypoints for; `None` until the initial objects are known.
+/// Gateways whose waypoints this control plane configures; `None` until the initial objects are known.
 #[derive(Debug, Default)]
 pub struct Waypoints(RwLock<Option<Known>>);
 
 #[derive(Debug, Default)]
 struct Known {
     gateways: BTreeSet<GatewayName>,
-    /// Objects on whose behalf a Gateway's waypoints make calls.
+    /// Objects that require calls by a waypoint, by the waypoint's Gateway.
     callers: BTreeMap<GatewayName, BTreeSet<(Kind, PolicyKey)>>,
 }
 
 impl Waypoints {
-    /// Applies changes. Returns whether any was relevant.
+    /// Applies changes of derived records. Returns whether any of them concerns waypoints.
     pub fn update(&self, delta: &Delta) -> bool {
         let mut known = self.0.write();
         let mut is_news = known.is_none();
@@ -53,7 +53,7 @@ impl Waypoints {
         self.0.read().is_some()
     }
 
-    /// Returns the waypoint whose account the caller has; it has the Gateway's name.
+    /// Returns the waypoint that runs under the caller's service account, which has the Gateway's name.
     pub fn of(&self, caller: &Caller) -> Option<GatewayName> {
         self.of_account(&caller.namespace, &caller.service_account)
     }
@@ -65,8 +65,7 @@ impl Waypoints {
         known.as_ref()?.gateways.contains(&name).then_some(name)
     }
 
-    /// Returns whether a Gateway has attached objects of a namespace that need calls by the
-    /// waypoint.
+    /// Returns whether objects of a namespace that are attached to a Gateway require calls by its waypoint.
     pub fn call_for(&self, gateway: &GatewayName, namespace: &str) -> bool {
         let known = self.0.read();
         let callers = known.as_ref().and_then(|known| known.callers.get(gateway));
@@ -75,7 +74,7 @@ impl Waypoints {
 }
 
 impl Known {
-    /// Sets whether a waypoint makes calls on behalf of a record's object.
+    /// Records whether a waypoint record's object requires calls by the waypoint.
     fn set(&mut self, key: &WaypointRecordKey, kind: Kind, calls: bool) {
         let (gateway, object) = (&key.gateway, (kind, PolicyKey::of_record(&key.name)));
         if calls {

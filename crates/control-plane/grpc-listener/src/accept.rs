@@ -1,4 +1,4 @@
-//! Accepts TLS connections of callers that are not authenticated yet, within limits.
+//! Accepts TLS connections of unauthenticated callers, within limits.
 
 use std::{
     fmt, io,
@@ -27,7 +27,7 @@ use tonic::transport::server::Connected;
 
 pub use ambit_rt::handshakes::Closed;
 
-/// Limits of connections that are in their handshake, or have had no authenticated call.
+/// Limits of connections that are in their handshake, or without an authenticated call.
 const LIMITS: HandshakeLimits = HandshakeLimits {
     slots: SlotLimits {
         total: 1024,
@@ -40,7 +40,7 @@ const LIMITS: HandshakeLimits = HandshakeLimits {
     queue: 16,
 };
 
-/// Returns a server configuration without client certificates: callers authenticate with tokens.
+/// Returns the TLS server configuration, without client certificates: callers authenticate with tokens.
 pub fn server_config(
     settings: &TlsSettings,
     chain: Vec<CertificateDer<'static>>,
@@ -61,17 +61,17 @@ pub struct PeerInfo {
     pub address: Option<SocketAddr>,
 }
 
-/// Connection whose handshake is complete.
+/// Connection whose TLS handshake is complete.
 #[derive(Debug)]
 pub struct TlsConnection {
     stream: TlsStream<TcpStream>,
-    /// Slot that the connection has among the unauthenticated ones.
+    /// Slot among the unauthenticated connections, until the server takes it.
     slot: Option<Slot>,
 }
 
 impl TlsConnection {
-    /// Takes the connection's slot among the unauthenticated ones. The server releases it after authenticating the
-    /// caller, and closes the connection when the slot is evicted.
+    /// Takes the connection's slot among the unauthenticated connections. The server releases it after authenticating
+    /// the caller, and closes the connection when a newer one of the same address takes the slot.
     pub fn take_slot(&mut self) -> Option<Slot> {
         self.slot.take()
     }
@@ -138,8 +138,8 @@ impl Stream for Incoming {
     }
 }
 
-/// Accepts connections until the drain starts. Calls `config` for each, so that a renewed serving
-/// certificate needs no restart, and `closed` for each that is closed unauthenticated.
+/// Accepts connections until the drain starts. Calls `config` for each, so that a renewed serving certificate needs no
+/// restart, and `closed` for each connection that is closed before its caller is authenticated.
 pub fn incoming(
     listener: TcpListener,
     drain: DrainWatcher,

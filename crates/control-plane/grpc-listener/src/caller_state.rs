@@ -39,11 +39,11 @@ struct Inner {
 enum State {
     /// No call has been authenticated yet.
     Unknown,
-    /// Service account that keeps no long-lived streams here.
+    /// The caller's service account keeps no long-lived streams.
     Known,
-    /// Connection that holds one of the slots of long-lived connections.
+    /// The caller keeps long-lived streams; the connection holds one of their slots.
     Stays(#[expect(dead_code, reason = "held")] OwnedSemaphorePermit),
-    /// Connection that has repeatedly presented rejected credentials.
+    /// Calls were rejected for their credentials [`MAX_REFUSALS`] times.
     Refused,
 }
 
@@ -61,7 +61,7 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// Returns the metric label.
+    /// Returns the value of the metric's label.
     pub fn label(self) -> &'static str {
         match self {
             Self::Leave => "leave",
@@ -71,7 +71,7 @@ impl Ending {
         }
     }
 
-    /// Returns whether calls in flight are completed first.
+    /// Returns whether calls in flight complete before the connection is closed.
     pub(super) fn is_in_order(self) -> bool {
         matches!(self, Self::Leave | Self::Refused)
     }
@@ -89,7 +89,7 @@ impl CallerState {
         }))
     }
 
-    /// Returns the state of a request's connection, and its source address.
+    /// Returns the authentication state of a request's connection, and its source address.
     pub fn of(extensions: &http::Extensions) -> (Option<&Self>, IpAddr) {
         let caller_state = extensions.get::<Self>();
         let source = caller_state.and_then(|caller_state| caller_state.0.source);
@@ -99,7 +99,7 @@ impl CallerState {
         )
     }
 
-    /// Records an authenticated call; `stays` if its caller keeps long-lived streams.
+    /// Records an authenticated call; `stays` if the caller keeps long-lived streams.
     pub fn authenticated(&self, stays: bool) {
         self.0.state.send_if_modified(|state| {
             let permit = stays.then(|| self.0.lasting.clone().try_acquire_owned());
@@ -126,8 +126,7 @@ impl CallerState {
         });
     }
 
-    /// Waits until the connection must be closed because of its caller's state; forever for
-    /// long-lived connections.
+    /// Waits until the caller's state requires the connection to be closed; never completes for long-lived connections.
     pub(super) async fn over(self, mut slot: Option<Slot>) -> Ending {
         let evicted = async {
             match &mut slot {
@@ -168,7 +167,7 @@ mod tests {
         CallerState::new(Some(SOURCE), Arc::new(Semaphore::new(lasting)))
     }
 
-    /// Takes one of the slots for an address.
+    /// Takes a slot for unauthenticated connections from an address.
     async fn slot(slots: &Slots) -> Option<Slot> {
         Some(slots.enter(SOURCE).await)
     }

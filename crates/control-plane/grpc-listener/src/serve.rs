@@ -23,8 +23,8 @@ use crate::{
 
 /// Maximum concurrent streams of one connection.
 const MAX_STREAMS: u32 = 128;
-/// HTTP/2 flow-control windows in bytes, of one stream and of one connection: any client may send
-/// as much before it is authenticated.
+/// HTTP/2 flow-control windows in bytes, of a stream and of a connection. Any client may send as much before it is
+/// authenticated.
 const WINDOW_BYTES: (u32, u32) = (128 << 10, 512 << 10);
 /// Maximum number of long-lived connections.
 const MAX_LONG_LIVED: usize = 16_384;
@@ -33,12 +33,12 @@ const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::fro
 /// Timeout for streams to end during the drain.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Signal in the extensions of a request, which becomes true when its connection is to be closed.
+/// Signal in the extensions of a request: its connection is about to be closed.
 #[derive(Clone, Debug)]
 pub struct ConnectionEnd(watch::Receiver<bool>);
 
 impl ConnectionEnd {
-    /// Waits until the connection is to be closed.
+    /// Waits until the connection is about to be closed.
     pub async fn reached(&mut self) {
         // Without its connection, the stream ends anyway.
         self.0.wait_for(|ended| *ended).await.ok();
@@ -48,14 +48,14 @@ impl ConnectionEnd {
 /// Services and limits of gRPC connections.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// Routes to the services.
+    /// gRPC services that the connections serve.
     pub routes: Routes,
     /// Maximum connection age, with 10 % jitter.
     pub age: Duration,
 }
 
-/// Serves every connection until the drain. Calls `closed` for each that is closed because of its
-/// caller's state.
+/// Serves every connection until the drain. Calls `closed` for each connection that is closed because of its caller's
+/// state.
 pub async fn serve(
     mut incoming: Incoming,
     options: ServeOptions,

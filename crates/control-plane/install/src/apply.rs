@@ -1,5 +1,5 @@
-//! Installs and upgrades: applies objects in order, waits for each workload, and reports progress
-//! and the reasons of failures.
+//! Installs and upgrades: applies objects in order, waits until each workload is ready, and reports progress and the
+//! reasons of failures.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ use crate::{
 /// ConfigMap in which the control plane publishes its root certificates; node proxies start only
 /// when it exists.
 const ROOT_CONFIG_MAP: &str = "istio-ca-root-cert";
-/// Interval of polling for something that is waited for.
+/// Interval of polling for the root certificates, workloads and deletions.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
 /// Timeout for the deletion of a single object.
 const DELETION_TIMEOUT: Duration = Duration::from_secs(120);
@@ -29,17 +29,17 @@ const DELETION_TIMEOUT: Duration = Duration::from_secs(120);
 /// Options of an installation or upgrade.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Timeout until everything is ready; `None` does not wait.
+    /// Maximum time to wait until all workloads are ready; `None` does not wait.
     pub wait: Option<Duration>,
-    /// Takes over fields that other field managers own.
+    /// Whether to take over fields that other field managers own.
     pub force: bool,
 }
 
-/// Returns the inventory of a revision's installation in a namespace.
+/// Returns the inventory of a revision's installation in a namespace, if there is one.
 ///
 /// # Errors
 ///
-/// When it cannot be read.
+/// When the inventory cannot be read.
 pub async fn installed(
     cluster: &Cluster,
     namespace: &str,
@@ -130,7 +130,7 @@ pub async fn install(
     }
 }
 
-/// Fails if objects of a first installation exist already, from Helm or from another mesh.
+/// Fails if a first installation would overwrite objects that Helm or another mesh has created.
 async fn check_no_foreign_objects(cluster: &Cluster, plan: &Plan) -> Result<(), InstallError> {
     for name in plan.names() {
         let Some(existing) = cluster.get(&name).await? else {
@@ -154,7 +154,7 @@ async fn check_no_foreign_objects(cluster: &Cluster, plan: &Plan) -> Result<(), 
     Ok(())
 }
 
-/// Applies the CRDs. Existing ones of other owners are not changed: Istio's own serve as well.
+/// Applies the CRDs. CRDs that another owner installed, such as Istio, are compatible and not changed.
 async fn apply_crds(
     cluster: &Cluster,
     plan: &Plan,
@@ -178,8 +178,8 @@ async fn apply_crds(
     Ok(ours)
 }
 
-/// Waits for the root certificates: the kubelet would retry a node proxy that starts without them
-/// with growing delays.
+/// Waits for the ConfigMap of root certificates. Node proxies that start without it fail, and the kubelet would retry
+/// them with growing delays.
 async fn wait_for_root(
     cluster: &Cluster,
     plan: &Plan,

@@ -1,9 +1,9 @@
-//! Chooses what attaches pods and services to waypoints, unless the user sets it.
+//! Chooses whether pods and services attach to waypoints by labels only (`meshConfig.waypointAttachment`), unless the
+//! user sets it.
 //!
-//! A cluster that comes from Istio has labels that name waypoints, or Istio's control plane, and
-//! objects that rely on having no waypoint without a label. There, only labels attach; elsewhere,
-//! Gateways attach their targets by themselves. The choice is made once: an installation keeps its
-//! value.
+//! A cluster that comes from Istio has labels that name waypoints, or Istio's control plane, and objects that rely on
+//! having no waypoint without a label. There, only labels attach; elsewhere, Gateways attach their targets by
+//! themselves. The choice is made once: an installation keeps its value.
 
 use ambit_k8s_api::{labels::USE_WAYPOINT, revisions};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -16,9 +16,9 @@ use crate::{
     values::{self, Overrides},
 };
 
-/// Path of the chart's value.
+/// Path of `waypointAttachment` in the chart's values.
 const VALUE_PATH: [&str; 2] = ["meshConfig", "waypointAttachment"];
-/// Kinds whose labels name waypoints, in each served version.
+/// Kinds whose labels may name waypoints, with an API version of each.
 const LABELLED_KINDS: &[(&str, &str)] = &[
     ("v1", "Namespace"),
     ("v1", "Service"),
@@ -75,7 +75,7 @@ pub async fn choose(
     Ok(())
 }
 
-/// Finds Istio's control plane: in its clusters, nothing has a waypoint without a label.
+/// Finds Istio's control plane, in whose clusters only labels attach waypoints, and describes it.
 async fn istio(cluster: &Cluster) -> Result<Option<String>, ClusterError> {
     let found: Vec<Deployment> = cluster.all(None, Some("app=istiod")).await?;
     let theirs = found.iter().find(|one| !object::is_ours(*one));
@@ -86,7 +86,7 @@ async fn istio(cluster: &Cluster) -> Result<Option<String>, ClusterError> {
     }))
 }
 
-/// Finds an object whose label names a waypoint.
+/// Finds an object whose label names a waypoint, and describes it.
 async fn labelled(cluster: &Cluster) -> Result<Option<String>, ClusterError> {
     for (version, kind) in LABELLED_KINDS {
         let found = cluster

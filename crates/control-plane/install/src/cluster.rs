@@ -16,7 +16,7 @@ use crate::object::ObjectRef;
 /// Field manager of applied objects.
 pub const FIELD_MANAGER: &str = "ambit";
 
-/// Error of the API server.
+/// Error of a call to the API server.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
     /// Another field manager owns a field that would be changed.
@@ -24,19 +24,19 @@ pub enum ClusterError {
     Conflict {
         /// Name of the object.
         object: String,
-        /// Names of the fields and their managers.
+        /// Names of the fields and of their managers.
         message: String,
     },
-    /// Any other error of the API.
+    /// Any other error of the API server.
     #[error("cannot {what}")]
     Api {
-        /// Action that was attempted.
+        /// Action that failed, such as applying an object.
         what: String,
         /// Cause of the error.
         #[source]
         source: Box<kube::Error>,
     },
-    /// The response is not an object.
+    /// Response that is not a valid object.
     #[error("{what} is no response of an API server")]
     Answer {
         /// Name of the requested object.
@@ -242,7 +242,7 @@ impl Cluster {
             })
     }
 
-    /// Returns the last log lines of a container; with `previous`, those before its last restart.
+    /// Returns the last log lines of a container; with `previous`, those of the instance before its last restart.
     pub async fn logs(
         &self,
         namespace: &str,
@@ -283,7 +283,7 @@ fn typed<K: DeserializeOwned>(name: &ObjectRef, value: Value) -> Result<K, Clust
     })
 }
 
-/// Items of lists do not contain their kind.
+/// Converts an object to JSON, with API version and kind, which items of lists do not contain.
 fn value(name: &ObjectRef, object: &DynamicObject) -> Result<Value, ClusterError> {
     let mut value = serde_json::to_value(object).map_err(|_| ClusterError::Answer {
         what: name.to_string(),

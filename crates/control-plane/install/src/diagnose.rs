@@ -10,11 +10,11 @@ use crate::{
     rollout::{Workload, is_ready, node_of, pod_problems},
 };
 
-/// Number of log lines that are shown.
+/// Number of a container's log lines that are shown.
 const LOG_LINES: i64 = 5;
 
-/// Returns the obstacles of a workload, each an indented line. Never fails: unavailable information
-/// is skipped.
+/// Returns the reasons why a workload is not ready, each an indented line. Never fails: unavailable information is
+/// skipped.
 pub(crate) async fn why(cluster: &Cluster, name: &ObjectRef) -> Vec<String> {
     let mut lines = Vec::new();
     let namespace = name.namespace.as_deref();

@@ -22,7 +22,7 @@ pub enum InstallError {
     /// Error in the inventory of applied objects.
     #[error(transparent)]
     Inventory(#[from] InventoryError),
-    /// There is no installation to upgrade or remove.
+    /// No installation to upgrade or remove.
     #[error("there is no installation of the revision {revision} in the namespace {namespace}")]
     Absent {
         /// Namespace of the mesh.
@@ -30,7 +30,7 @@ pub enum InstallError {
         /// Revision of the control plane.
         revision: String,
     },
-    /// Objects of another owner have the same names.
+    /// An object of the plan belongs to another owner, such as Helm or Istio.
     #[error("{0} exists already, {1}; --force-conflicts takes it over")]
     Foreign(ObjectRef, String),
     /// Images that kubelets cannot pull, with the error of each.

@@ -12,20 +12,20 @@ pub const REQUIRED_CRDS: [&str; 3] = [
     "httproutes.gateway.networking.k8s.io",
 ];
 
-/// Advice on missing or unsuitable CRDs.
+/// Advice on how to install missing or unsuitable CRDs.
 pub const ADVICE: &str = "for waypoints and routes install the standard definitions of the Gateway API, \
     v1.0 to v1.6: https://gateway-api.sigs.k8s.io/guides/getting-started/";
 
-/// Reason why a CRD cannot be used.
+/// Reason why a CRD of the Gateway API cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Problem {
-    /// The CRD serves these versions, but not `v1`.
+    /// The CRD serves only these versions, not `v1`.
     NotServed(String),
     /// The CRD is of an unknown release.
     Release(UnknownRelease),
 }
 
-/// Returns the problem of a CRD, if there is one.
+/// Returns the reason why a CRD cannot be used, if there is one.
 pub fn problem(definition: &CustomResourceDefinition) -> Option<Problem> {
     let served = definition.spec.versions.iter();
     let served = served.filter(|version| version.served);
@@ -37,7 +37,7 @@ pub fn problem(definition: &CustomResourceDefinition) -> Option<Problem> {
     known_release(annotations).err().map(Problem::Release)
 }
 
-/// Describes the CRDs of a cluster, in one line of the installation's output.
+/// Describes the cluster's CRDs of the Gateway API in one line of the installation's output.
 ///
 /// # Errors
 ///

@@ -1,6 +1,5 @@
-//! Reports containers of the mesh that kubelets cannot start: each reason once, as soon as the
-//! kubelet reports it. An image that cannot be pulled fails the installation, which would otherwise
-//! wait in vain.
+//! Reports containers of the mesh that the kubelet cannot start, each reason once. An image that cannot be pulled fails
+//! the installation, which would otherwise wait in vain.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,22 +23,22 @@ use crate::{
 
 /// Interval of checking the pods.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Time for which an image must be missing before the installation fails: a registry may fail once.
+/// Time for which an image must be unavailable before the installation fails, since a registry may fail once.
 const MISSING_GRACE_PERIOD: Duration = Duration::from_secs(4);
-/// Label of the mesh's own pods.
+/// Label selector of the mesh's own pods.
 const MESH_POD_SELECTOR: &str = "app.kubernetes.io/part-of=ambit";
 /// Timeout for the deletion of a pod.
 const DELETION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Images of an installation, and the reports about them.
+/// Container images that an installation needs, and the failures that were reported.
 #[derive(Debug)]
 pub(crate) struct Images {
     namespace: String,
-    /// Images that the installation needs: others may still be missing from an earlier attempt.
+    /// Images that the plan's workloads use; other images may still be unavailable from an earlier attempt.
     needed: BTreeSet<String>,
     missing_since: Option<Instant>,
     next_check: Instant,
-    /// Containers and reasons that were reported already.
+    /// Containers and reasons that were already reported.
     reported: BTreeSet<(String, String)>,
 }
 
@@ -58,8 +57,8 @@ impl Images {
         }
     }
 
-    /// Deletes pods of an earlier attempt that a kubelet retries with growing delays, although the
-    /// image may be available now. Pods with a running container stay.
+    /// Deletes pods of an earlier attempt that the kubelet retries only after growing delays, although the image may be
+    /// available now. Pods with a running container stay.
     pub(crate) async fn delete_held_back_pods(
         &self,
         cluster: &Cluster,
@@ -80,8 +79,7 @@ impl Images {
         Ok(())
     }
 
-    /// Reports new reasons for which containers do not start; fails if an image has been missing
-    /// for some seconds.
+    /// Reports new reasons for which containers do not start; fails if an image has been unavailable for some seconds.
     pub(crate) async fn check(
         &mut self,
         cluster: &Cluster,
@@ -129,7 +127,7 @@ impl Images {
     }
 }
 
-/// Returns the pod template of an object of the chart, if it has one.
+/// Returns the pod spec in the template of a Deployment or DaemonSet; `None` for other objects.
 fn pod_spec(object: &Value) -> Option<PodSpec> {
     let template = match ObjectRef::of(object)?.kind.as_str() {
         "DaemonSet" => DaemonSet::deserialize(object).ok()?.spec?.template,

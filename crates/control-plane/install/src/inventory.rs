@@ -17,7 +17,7 @@ const NAME: &str = "ambit-inventory";
 /// Key of the inventory in the ConfigMap.
 const KEY: &str = "inventory.json";
 
-/// Objects and settings of an installation.
+/// Objects and values of an installation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Inventory {
@@ -28,15 +28,15 @@ pub struct Inventory {
     /// Revision of the control plane; each has its own inventory.
     #[serde(default = "default_revision")]
     pub revision: String,
-    /// Whether the installation created the namespace.
+    /// Whether the installation created the mesh's namespace.
     pub made_namespace: bool,
     /// CRDs that the installation created.
     pub crds: Vec<ObjectRef>,
-    /// All other objects.
+    /// Applied objects other than CRDs.
     pub objects: Vec<ObjectRef>,
 }
 
-/// Inventory that cannot be read.
+/// The inventory's ConfigMap has no valid inventory; without a cause if its key is missing.
 #[derive(Debug, thiserror::Error)]
 #[error("the ConfigMap with the inventory of the installation cannot be read")]
 pub struct InventoryError(#[source] Option<serde_json::Error>);
@@ -75,7 +75,7 @@ impl Inventory {
         serde_json::from_str(text).map_err(|error| InventoryError(Some(error)))
     }
 
-    /// Returns the platform that the user chose; empty for none.
+    /// Returns the platform among the user's values; empty for none.
     pub fn platform(&self) -> &str {
         values::text(&self.values, &["global", "platform"]).unwrap_or_default()
     }
@@ -95,12 +95,12 @@ impl Inventory {
         })
     }
 
-    /// Returns whether the installation includes the parts on nodes, which capture pods.
+    /// Returns whether the installation includes the node agents and node proxies, which capture pods.
     pub fn has_node_parts(&self) -> bool {
         self.objects.iter().any(|object| object.kind == "DaemonSet")
     }
 
-    /// Returns objects of this inventory that `next` does not have, in the order of deletion.
+    /// Returns the objects of this inventory that are not in `next`, in the order of deletion.
     pub fn pruned(&self, next: &[ObjectRef]) -> Vec<ObjectRef> {
         let gone = self
             .objects
@@ -109,8 +109,8 @@ impl Inventory {
         removal_order(gone.cloned().collect())
     }
 
-    /// Returns the union with other objects: the inventory during an upgrade, so that one that
-    /// fails half way can still be removed completely.
+    /// Returns the union of this inventory with `next`. It is stored during an upgrade, so that an interrupted upgrade
+    /// can still be removed completely.
     #[must_use]
     pub fn with(mut self, next: &[ObjectRef]) -> Self {
         for object in next {
@@ -122,7 +122,7 @@ impl Inventory {
     }
 }
 
-/// Returns the labels of objects that the command line creates besides the chart.
+/// Returns the labels of objects that the command line creates without the chart.
 pub fn labels() -> Value {
     json!({
         "app.kubernetes.io/part-of": "ambit",

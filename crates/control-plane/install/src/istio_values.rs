@@ -41,16 +41,16 @@ impl std::str::FromStr for Chart {
     }
 }
 
-/// Result of converting a file of Istio's values.
+/// Values of this chart that were converted from a file of Istio's values.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Translation {
-    /// Converted values, which have an effect.
+    /// Values of this chart.
     pub values: Map<String, Value>,
-    /// Values of the file without effect, each with the reason.
+    /// Values of the file that have no effect here, each with the reason.
     pub ignored: Vec<String>,
 }
 
-/// Key under which Istio's charts keep their own defaults, which users see in `helm show values`.
+/// Keys under which Istio's charts keep their own defaults, which users see in `helm show values`.
 const DEFAULTS: [&str; 2] = ["_internal_defaults_do_not_set", "defaults"];
 
 /// Sections that the values of each of Istio's charts may have besides its own.
@@ -78,10 +78,10 @@ const MOVED: [(&[&str], &[&str]); 6] = [
 /// Values that name Istio's images.
 const IMAGES: [&str; 5] = ["hub", "tag", "variant", "image", "imagePullPolicy"];
 
-/// Sections that may have values of images.
+/// Sections that may contain the values [`IMAGES`].
 const WITH_IMAGES: [&str; 4] = ["global", "pilot", "cni", "ztunnel"];
 
-/// Converts a file; `name` is for errors.
+/// Converts a file of Istio's values; errors contain `name`.
 ///
 /// # Errors
 ///
@@ -122,7 +122,7 @@ pub fn translate(chart: Chart, name: &str, text: &str) -> Result<Translation, Va
     Ok(Translation { values, ignored })
 }
 
-/// Lays a file over the defaults that were copied with it from one of Istio's charts.
+/// Merges a file's values over the chart's own defaults that the file contains ([`DEFAULTS`]).
 fn with_defaults(mut file: Map<String, Value>) -> Map<String, Value> {
     let mut all = Map::new();
     for key in DEFAULTS {
@@ -209,7 +209,7 @@ fn at<'a>(values: &'a Map<String, Value>, path: &[&str]) -> Option<&'a Value> {
     rest.iter().try_fold(value, |value, key| value.get(key))
 }
 
-/// Removes a value, and then the maps above it that have become empty.
+/// Removes the value at a path, and then the maps above it that have become empty.
 fn take(values: &mut Map<String, Value>, path: &[&str]) -> Option<Value> {
     match path {
         [] => None,
@@ -225,7 +225,7 @@ fn take(values: &mut Map<String, Value>, path: &[&str]) -> Option<Value> {
     }
 }
 
-/// Sets a value, unless the file already sets it at that path.
+/// Sets the value at a path, unless the file already sets one there.
 fn put(values: &mut Map<String, Value>, path: &[&str], value: Value) {
     if at(values, path).is_some() {
         return;

@@ -49,7 +49,7 @@ impl ObjectRef {
         }
     }
 
-    /// Returns whether both refer to the same object, regardless of the API version.
+    /// Returns whether both references name the same object, regardless of the API version.
     pub fn same(&self, other: &Self) -> bool {
         (&self.kind, &self.namespace, &self.name, self.group())
             == (&other.kind, &other.namespace, &other.name, other.group())
@@ -103,14 +103,13 @@ pub fn annotation<'a>(object: &'a impl Resource, key: &str) -> Option<&'a str> {
     annotations.get(key).map(String::as_str)
 }
 
-/// Returns whether the object is from Ambit: objects of its chart have this label, and Istio's have
-/// another value.
+/// Returns whether the object belongs to Ambit, by the label `app.kubernetes.io/part-of`, which has another value in
+/// Istio's objects.
 pub fn is_ours(object: &impl Resource) -> bool {
     label(object, "app.kubernetes.io/part-of") == Some("ambit")
 }
 
-/// Returns whether the object is a Helm hook, which is created only for a step of Helm's and is not
-/// part of an installation.
+/// Returns whether the object is a Helm hook, which Helm creates only for a step of an installation.
 pub fn is_hook(object: &Value) -> bool {
     let object = PartialObjectMeta::<DynamicObject>::deserialize(object);
     object.is_ok_and(|object| annotation(&object, "helm.sh/hook").is_some())
@@ -121,7 +120,7 @@ pub fn kind(object: &Value) -> String {
     TypeMeta::deserialize(object).unwrap_or_default().kind
 }
 
-/// Returns the position of a kind in the order of applying: dependencies come first.
+/// Returns the position of a kind in the order of applying, in which dependencies come first.
 pub fn rank(kind: &str) -> usize {
     const ORDER: &[&str] = &[
         "Namespace",

@@ -8,15 +8,15 @@ use crate::{
     object::{self, ObjectRef},
 };
 
-/// Owner of an object that an installation has applied.
+/// Current owner of an object that an installation has applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ownership {
-    /// Ambit: the object has the label of the chart's objects.
+    /// The object has the label of Ambit's chart.
     Ours,
-    /// Another installation, which took the object over, or deleted and recreated it, as happens to
-    /// Istio's DaemonSet `ztunnel` when a mesh moves back.
+    /// Another installation has taken the object over, or deleted and recreated it, as happens to Istio's DaemonSet
+    /// `ztunnel` when a mesh moves back.
     Another,
-    /// None: the object does not exist.
+    /// The object does not exist.
     Gone,
 }
 

@@ -12,18 +12,18 @@ use crate::{
 /// Objects that an installation applies, in order.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Release that the chart was rendered for.
+    /// Release for which the chart was rendered.
     pub release: Release,
     /// Values that the user set.
     pub overrides: Overrides,
     /// CRDs, applied only if they do not exist.
     pub crds: Vec<Value>,
-    /// Objects in order.
+    /// Objects other than CRDs, in the order of applying.
     pub objects: Vec<Value>,
 }
 
 impl Plan {
-    /// Renders the chart.
+    /// Renders the chart for a release with the user's values.
     ///
     /// # Errors
     ///
@@ -44,8 +44,8 @@ impl Plan {
         })
     }
 
-    /// Returns the namespace of the mesh. Its pods enter the network namespaces of others, which
-    /// Pod Security must allow.
+    /// Returns the Namespace object of the mesh. Its pods enter the network namespaces of other pods, which Pod
+    /// Security must allow.
     pub fn namespace(&self) -> Value {
         json!({
             "apiVersion": "v1",

@@ -16,16 +16,16 @@ pub const PLATFORMS: &[&str] = &[
     "microk8s",
 ];
 
-/// Properties of a node by which a platform is detected.
+/// Properties of a node that identify a platform.
 struct Sign {
     platform: &'static str,
-    /// Part of a label's name.
+    /// Substring of a label's name.
     label: &'static str,
-    /// Part of the kubelet's version.
+    /// Substring of the kubelet's version.
     version: &'static str,
-    /// Beginning of the provider's id.
+    /// Prefix of the node's provider ID.
     provider: &'static str,
-    /// Part of the operating system image's name.
+    /// Substring of the operating system image's name.
     os: &'static str,
 }
 
@@ -37,7 +37,7 @@ const NONE: Sign = Sign {
     os: "",
 };
 
-/// Signs of platforms, more specific ones first: nodes of k3d match k3s, too.
+/// Platforms by their properties, more specific ones first: nodes of k3d match k3s, too.
 const SIGNS: &[Sign] = &[
     Sign {
         platform: "openshift",
@@ -94,7 +94,7 @@ const SIGNS: &[Sign] = &[
     },
 ];
 
-/// Returns the platform of these nodes; empty if no special one is detected.
+/// Returns the platform of these nodes; empty if no platform that needs special values is detected.
 pub fn detect(nodes: &[Node]) -> &'static str {
     SIGNS
         .iter()

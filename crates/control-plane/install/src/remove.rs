@@ -23,32 +23,32 @@ use crate::{
 
 /// The label that puts pods and namespaces into the mesh.
 pub const DATAPLANE_MODE: &str = "istio.io/dataplane-mode";
-/// Value of that label.
+/// Value of the label [`DATAPLANE_MODE`] that enrols pods.
 pub const AMBIENT: &str = "ambient";
 
-/// Timeout for the deletion of a single object: agents clean up their nodes, proxies drain.
+/// Timeout for the deletion of a single object, in which agents clean up their nodes and proxies drain.
 const DELETION_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Enablement selectors that unenrol all pods: no pod has this label.
+/// Enablement selectors that no pod matches, so that agents unenrol all pods.
 const NO_POD_SELECTOR: &str =
     r#"[{"podSelector":{"matchLabels":{"ambit.io/leaving":"everybody"}}}]"#;
-/// Environment variable of the agents with the enablement selectors.
+/// Environment variable of the agents that contains the enablement selectors.
 const SELECTOR_VARIABLE: &str = "AMBIENT_ENABLEMENT_SELECTOR";
-/// Annotation of captured pods.
+/// Annotation of pods whose traffic is redirected to the node proxy.
 const REDIRECTION: &str = "ambient.istio.io/redirection";
-/// Field manager that the control plane writes root certificates with.
+/// Field manager under which the control plane writes the ConfigMaps of root certificates.
 const CONTROL_FIELD_MANAGER: &str = "ambit-control";
-/// Interval of polling for pods that are to be unenrolled.
+/// Interval of polling for pods that are still enrolled.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
-/// Further objects to remove, besides the applied ones.
+/// Objects to remove besides those that were applied.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Removal {
     /// CRDs that the installation created, with all their objects.
     pub crds: bool,
-    /// The CA's own root: the next installation generates another one.
+    /// The CA's generated root; the next installation generates another one.
     pub root: bool,
-    /// The namespace, if the installation created it.
+    /// The mesh's namespace, if the installation created it.
     pub namespace: bool,
 }
 
@@ -142,7 +142,7 @@ async fn is_rolled_out(cluster: &Cluster, name: &ObjectRef) -> Result<bool, Inst
     Ok(state.is_none_or(|state| state == Rollout::Done))
 }
 
-/// Lists pods that are annotated as captured and have not ended.
+/// Lists pods whose annotation says that their traffic is redirected, without ended ones.
 async fn captured(cluster: &Cluster) -> Result<Vec<String>, InstallError> {
     let pods: Vec<Pod> = cluster.all(None, None).await?;
     let is_captured = |pod: &&Pod| {
@@ -235,8 +235,8 @@ pub async fn uninstall(
     Ok(())
 }
 
-/// Lists the ConfigMaps of root certificates that our control plane wrote into the namespaces,
-/// without those of other control planes.
+/// Lists the ConfigMaps of root certificates that our control plane wrote into the namespaces, without other control
+/// planes' ConfigMaps.
 async fn root_copies(cluster: &Cluster) -> Result<Vec<ObjectRef>, InstallError> {
     let all: Vec<ConfigMap> = cluster.all(None, Some("istio.io/config=true")).await?;
     let ours = |map: &&ConfigMap| {

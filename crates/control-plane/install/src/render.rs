@@ -53,7 +53,7 @@ pub enum RenderError {
         /// Cause of the error.
         cause: String,
     },
-    /// The chart's own files are invalid.
+    /// A file of the embedded chart is invalid.
     #[error("the chart is damaged: {0}")]
     Chart(String),
 }
@@ -99,7 +99,7 @@ pub fn notes(release: &Release, values: &Value) -> Result<String, RenderError> {
     Engine::new()?.render(chart::NOTES.path, &data(release, values)?)
 }
 
-/// Template engine with all templates, which may include each other.
+/// Template engine with all templates of the chart, which may include each other.
 struct Engine(Arc<OnceLock<Template>>);
 
 impl Engine {

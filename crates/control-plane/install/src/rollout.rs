@@ -1,7 +1,7 @@
-//! Rollout state of a workload: whether it has its desired state, and what it waits for.
+//! Rollout state of a workload: whether all its pods are ready and of the newest template, and what it waits for.
 //!
-//! The status of a DaemonSet does not tell: its controller counts the oldest pod of a node, which
-//! may be a node proxy that drains its connections for an hour. So its pods are counted here.
+//! The status of a DaemonSet does not suffice: its controller counts the oldest pod of a node, which may be a node
+//! proxy that drains its connections for an hour. So its pods are counted here.
 
 use std::collections::BTreeSet;
 
@@ -19,17 +19,16 @@ use crate::{
     object::{ObjectRef, annotation, label},
 };
 
-/// Annotation in which a DaemonSet's controller counts its templates, and label of the pods of
-/// each.
+/// Annotation in which a DaemonSet's controller stores the generation of the pod template.
 const TEMPLATE: &str = "deprecated.daemonset.template.generation";
 const OF_TEMPLATE: &str = "pod-template-generation";
 
 /// Workload whose pods an installation waits for.
 #[derive(Clone, Debug)]
 pub enum Workload {
-    /// Pods of a Deployment.
+    /// Deployment with its status.
     Deployment(Box<Deployment>),
-    /// Pods of a DaemonSet.
+    /// DaemonSet with its status.
     DaemonSet(Box<DaemonSet>),
 }
 
@@ -87,7 +86,7 @@ impl Workload {
         cluster.all(namespace, Some(&pairs.join(","))).await
     }
 
-    /// Returns the state of the rollout; `pods` matter for a DaemonSet only.
+    /// Returns the state of the rollout; `pods` are needed only for a DaemonSet.
     pub fn rollout(&self, pods: &[Pod]) -> Rollout {
         match self {
             Self::Deployment(object) => deployment(object),
@@ -101,7 +100,7 @@ impl Workload {
 pub enum Rollout {
     /// All pods are of the newest template and ready.
     Done,
-    /// The rollout is in progress; with a description for people.
+    /// The rollout is in progress; the text for people describes what it waits for.
     Waiting(String),
 }
 
@@ -206,8 +205,8 @@ pub fn daemon_set(object: &DaemonSet, pods: &[Pod]) -> Rollout {
     behind.map_or(Rollout::Done, Rollout::Waiting)
 }
 
-/// Describes what a rollout waits for, from the generations of the workload and of its status, and
-/// the numbers of pods.
+/// Describes what a rollout waits for, from the generations of the workload and of its status, and the numbers of
+/// desired, updated and ready pods; `None` if it is complete.
 fn waiting(
     (own, seen): (Option<i64>, Option<i64>),
     wanted: i64,
@@ -231,8 +230,8 @@ fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     first.into_iter().chain(then).flatten()
 }
 
-/// Returns the reasons why a pod is not ready, one a line, as the scheduler, the kubelet and the
-/// containers report them.
+/// Returns the reasons why a pod is not ready, each one line, as the scheduler, the kubelet and the containers report
+/// them.
 pub fn pod_problems(pod: &Pod) -> Vec<String> {
     let mut problems = Vec::new();
     for status in statuses(pod) {
@@ -276,11 +275,11 @@ pub fn pod_problems(pod: &Pod) -> Vec<String> {
     problems
 }
 
-/// Reasons of waiting containers that are about to start.
+/// Reasons of a waiting container that are part of a normal start.
 const STARTING: [&str; 3] = ["", "ContainerCreating", "PodInitializing"];
 
-/// Returns the containers of a pod that the kubelet cannot start: container, reason, and its
-/// message after a colon.
+/// Returns the containers of a pod that the kubelet cannot start: container, reason, and the kubelet's message after a
+/// colon.
 pub(crate) fn hindrances(pod: &Pod) -> Vec<(String, String, String)> {
     let hindrance = |status: &ContainerStatus| {
         let waiting = status.state.as_ref()?.waiting.as_ref()?;
@@ -293,7 +292,7 @@ pub(crate) fn hindrances(pod: &Pod) -> Vec<(String, String, String)> {
     statuses(pod).filter_map(hindrance).collect()
 }
 
-/// Returns whether no container of a pod runs and the kubelet delays a retry.
+/// Returns whether no container of a pod runs and the kubelet delays its next attempt.
 pub(crate) fn is_held_back(pod: &Pod) -> bool {
     let runs = |status: &ContainerStatus| {
         let state = status.state.as_ref();
@@ -302,7 +301,7 @@ pub(crate) fn is_held_back(pod: &Pod) -> bool {
     !hindrances(pod).is_empty() && !statuses(pod).any(runs)
 }
 
-/// Reasons of waiting containers whose image the kubelet cannot pull.
+/// Reasons of a waiting container whose image the kubelet cannot pull.
 const NO_IMAGE: [&str; 5] = [
     "ErrImagePull",
     "ImagePullBackOff",

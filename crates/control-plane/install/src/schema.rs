@@ -1,22 +1,22 @@
-//! Validates values by the chart's schema, with the keywords of JSON Schema that the schema uses.
+//! Validates chart values by the chart's schema, with the keywords of JSON Schema that the schema uses.
 
 use regex::Regex;
 use serde_json::Value;
 
 use crate::chart;
 
-/// Value that the schema rejects.
+/// Chart value that the schema rejects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Path of keys to the value, or to the list that has it.
+    /// Keys on the path to the value, or to the list that contains it.
     pub path: Vec<String>,
     /// Path and reason, as text for people.
     pub text: String,
-    /// Whether the chart does not know the value at all; otherwise it has an invalid form.
+    /// Whether the chart has no such value; otherwise the value is invalid.
     pub is_unknown: bool,
 }
 
-/// Returns a problem for each invalid value.
+/// Returns a problem for each chart value that the schema rejects.
 pub fn problems(values: &Value) -> Vec<Problem> {
     let mut problems = Vec::new();
     match serde_json::from_str(chart::SCHEMA) {
@@ -29,7 +29,7 @@ pub fn problems(values: &Value) -> Vec<Problem> {
     problems
 }
 
-/// Position of a value in the document.
+/// Path of a value in the document, as keys and as text.
 #[derive(Clone, Debug, Default)]
 struct Place {
     path: Vec<String>,
@@ -160,8 +160,8 @@ fn is(value: &Value, wanted: &str) -> bool {
     }
 }
 
-/// Returns the name that differs from `key` only in case and hyphens, or that contains it or is
-/// contained in it.
+/// Returns the name that differs from `key` only in case, hyphens and underscores, or that contains it or is contained
+/// in it.
 fn nearest<'a>(key: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let plain = |text: &str| text.to_lowercase().replace(['-', '_'], "");
     let wanted = plain(key);

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::{chart, schema};
 
-/// Error of invalid values.
+/// Reason why chart values are rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum ValuesError {
     /// A file of values is not valid YAML.
@@ -16,25 +16,25 @@ pub enum ValuesError {
         /// Cause of the error.
         cause: String,
     },
-    /// A `--set` flag is invalid.
+    /// A `--set` flag has an invalid text.
     #[error("--set {text}: {problem}; write it as path.to.value=value")]
     Set {
         /// Text of the flag.
         text: String,
-        /// Problem of the text.
+        /// Error in the text.
         problem: &'static str,
     },
-    /// The chart's schema rejects these values.
+    /// Values that the chart's schema rejects.
     #[error("values that the chart does not know:\n  {}", .0.join("\n  "))]
     Invalid(Vec<String>),
 }
 
-/// Values that the user set; later ones override earlier ones.
+/// Chart values that the user set; later ones override earlier ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides(Map<String, Value>);
 
 impl Overrides {
-    /// Merges a file of values over the earlier ones; `name` is for errors.
+    /// Merges a file of values over the earlier values; errors contain `name`.
     ///
     /// # Errors
     ///
@@ -79,17 +79,17 @@ impl Overrides {
         Ok(())
     }
 
-    /// Merges values over the earlier ones.
+    /// Merges values over the earlier values.
     pub fn layer(&mut self, values: Map<String, Value>) {
         merge(&mut self.0, values, false);
     }
 
-    /// Merges other settings over these.
+    /// Merges later values over these.
     pub fn extend(&mut self, later: Self) {
         merge(&mut self.0, later.0, false);
     }
 
-    /// Returns the values over the chart's defaults.
+    /// Returns the user's values merged over the chart's defaults.
     ///
     /// # Errors
     ///
@@ -111,12 +111,12 @@ impl Overrides {
         }
     }
 
-    /// Returns the values as JSON.
+    /// Returns the user's values as JSON.
     pub fn into_value(self) -> Value {
         Value::Object(self.0)
     }
 
-    /// Returns the revision of the control plane.
+    /// Returns the revision of the control plane among the values.
     pub fn revision(&self) -> &str {
         let paths: [&[&str]; 2] = [&["global", "revision"], &["revision"]];
         let set = paths.into_iter().filter_map(|path| self.text(path));
@@ -137,7 +137,7 @@ pub(crate) fn text<'a>(values: &'a Value, path: &[&str]) -> Option<&'a str> {
     found?.as_str()
 }
 
-/// Parses a file of values; an empty file has none. `name` is for errors.
+/// Parses a file of values; an empty file has none. Errors contain `name`.
 pub(crate) fn parse(name: &str, text: &str) -> Result<Map<String, Value>, ValuesError> {
     let wrong = |cause: String| ValuesError::Syntax {
         name: name.to_owned(),
@@ -152,8 +152,7 @@ pub(crate) fn parse(name: &str, text: &str) -> Result<Map<String, Value>, Values
     }
 }
 
-/// Merges `over` into `base`: merges maps, replaces everything else. With `remove`, null removes a
-/// key.
+/// Merges `over` into `base`: maps key by key, everything else by replacement. With `remove`, null removes a key.
 pub(crate) fn merge(base: &mut Map<String, Value>, over: Map<String, Value>, remove: bool) {
     for (key, value) in over {
         match (base.get_mut(&key), value) {
@@ -168,7 +167,7 @@ pub(crate) fn merge(base: &mut Map<String, Value>, over: Map<String, Value>, rem
     }
 }
 
-/// Parses a value of `--set`: `true`, `12`, `null`, `{a,b}`, or a string.
+/// Parses the value of a `--set` flag: `true`, `12`, `null`, `{a,b}`, or a string.
 fn read(text: &str) -> Value {
     match text {
         "true" => Value::Bool(true),

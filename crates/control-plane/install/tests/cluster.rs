@@ -1,4 +1,4 @@
-//! Tests installation, upgrade and removal with an API server in memory.
+//! Tests installation, upgrade and removal with the test kit's API server in memory.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{cell::RefCell, time::Duration};
@@ -45,13 +45,13 @@ impl Lab {
         apply::install(&self.cluster, &plan(settings), options, NO_PROGRESS).await
     }
 
-    /// Returns all objects in the cluster that are in the plan of the defaults.
+    /// Returns the objects that the default installation with network policies applies and that are in the cluster.
     async fn existing(&self) -> Vec<String> {
         self.existing_of(&["global.networkPolicy.enabled=true"])
             .await
     }
 
-    /// Returns all objects in the cluster that are in the plan of these values.
+    /// Returns the objects that an installation with these values applies and that are in the cluster.
     async fn existing_of(&self, settings: &[&str]) -> Vec<String> {
         let mut existing = Vec::new();
         let everything = plan(settings);
@@ -73,7 +73,7 @@ fn plan(settings: &[&str]) -> Plan {
     Plan::new(Release::default(), overrides).unwrap()
 }
 
-/// Returns the chosen value, and the message about it.
+/// Returns the chosen `waypointAttachment`, and the messages of the choice.
 async fn attachment(lab: &Lab, settings: &[&str]) -> (Option<String>, Vec<String>) {
     let mut overrides = Overrides::default();
     for setting in settings {
@@ -285,7 +285,8 @@ async fn helm_hooks_are_not_applied() {
     }
 }
 
-/// Unenrolling waits for the new agents, since those before them would leave the plugin installed.
+/// Checks that an interrupted removal waits for the agents with the new selectors: older agents would leave the plugin
+/// installed.
 #[tokio::test]
 async fn interrupted_unenrolment_waits_for_the_new_agents() {
     let lab = Lab::new().await;

@@ -1,5 +1,4 @@
-//! Compares the rendered chart with real Helm's result, for every platform and for values of every
-//! form.
+//! Compares the rendered chart with the output of real Helm, for every platform and for values of every type.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 use std::{

@@ -1,5 +1,4 @@
-//! Key and certificates of a certificate authority. Signs workload and serving certificates, and
-//! CRLs.
+//! Key and certificates of a CA. Signs workload certificates, serving certificates, and CRLs.
 
 use std::{
     net::IpAddr,
@@ -25,7 +24,7 @@ const BACKDATE: Duration = Duration::from_secs(120);
 /// Maximum size of a certificate request, in bytes of PEM.
 const MAX_REQUEST_BYTES: usize = 16 * 1024;
 
-/// Certificate authority: the signing key, its certificate, and the chain to the root.
+/// CA: the signing key, its certificate, and the chain to the root.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     /// Signing certificate and the intermediates between it and the root, lowest first; empty when
@@ -35,10 +34,10 @@ pub struct Authority {
     not_after: SystemTime,
 }
 
-/// Reason why the files of a plugged-in authority cannot be used.
+/// Reason why the files of a CA cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
-    /// A certificate file is invalid.
+    /// Invalid file of certificates.
     #[error("{file} cannot be used")]
     Certificates {
         /// `ca-cert.pem`, `cert-chain.pem` or `root-cert.pem`.
@@ -47,51 +46,51 @@ pub enum AuthorityError {
         #[source]
         source: ChainError,
     },
-    /// The key is invalid.
+    /// The CA's private key is invalid.
     #[error("ca-key.pem is not a private key")]
     Key(#[source] rcgen::Error),
-    /// The certificate is invalid.
+    /// The CA's certificate is invalid.
     #[error("ca-cert.pem cannot sign")]
     Certificate(#[source] rcgen::Error),
-    /// The certificate is not that of a CA.
+    /// The certificate's basic constraints do not allow it to sign certificates.
     #[error("ca-cert.pem is not the certificate of a certificate authority")]
     NotAuthority,
-    /// Peers would not accept the certificates of the authority.
+    /// Verification of a certificate that this CA has issued fails.
     #[error("certificates signed by ca-key.pem do not verify against root-cert.pem")]
     Unverified(#[source] IssueError),
-    /// The root's name cannot be reproduced exactly in a new certificate.
+    /// The root's subject cannot be reproduced exactly in a new certificate.
     #[error("the root's name cannot be copied to a new certificate; make a root by hand")]
     Name,
-    /// Failure to create an authority.
+    /// Failure to generate a CA.
     #[error("cannot make a certificate authority")]
     New(#[source] rcgen::Error),
 }
 
-/// Reason why a certificate was not issued.
+/// Reason why the CA did not issue a certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum IssueError {
-    /// The request is too large.
+    /// The certificate request has this many bytes, above the limit.
     #[error("the certificate request has {0} bytes, at most {MAX_REQUEST_BYTES} are read")]
     TooLarge(usize),
-    /// The request is malformed, or its signature is invalid.
+    /// The certificate request is malformed, or its signature is invalid.
     #[error("the certificate request cannot be read")]
     Request(#[source] rcgen::Error),
-    /// The key is of an unsupported kind.
+    /// The request's public key is of an unsupported type.
     #[error("the key of the certificate request is neither P-256, P-384, Ed25519 nor RSA")]
     KeyKind,
-    /// The authority's own certificate is about to expire.
+    /// The CA's own certificate is about to expire.
     #[error("the certificate authority's own certificate expires before the requested one begins")]
     AuthorityExpired,
-    /// A name is not valid in a certificate.
+    /// A name is not valid as a SAN.
     #[error("{name:?} is not allowed in a certificate")]
     Name {
-        /// Name that the certificate cannot have.
+        /// Name that was rejected.
         name: String,
         /// Cause of the error.
         #[source]
         source: rcgen::Error,
     },
-    /// The signature failed.
+    /// Failure to sign the certificate.
     #[error("signing failed")]
     Sign(#[source] rcgen::Error),
     /// The issued certificate does not verify.
@@ -100,7 +99,7 @@ pub enum IssueError {
 }
 
 impl Authority {
-    /// Generates a self-signed root.
+    /// Generates a self-signed root CA.
     pub fn new_root(
         organization: &str,
         ttl: Duration,
@@ -117,7 +116,7 @@ impl Authority {
         })
     }
 
-    /// Issues an intermediate authority.
+    /// Issues the certificate of an intermediate CA with a new key.
     pub fn new_intermediate(
         &self,
         organization: &str,
@@ -139,8 +138,8 @@ impl Authority {
         })
     }
 
-    /// Loads a plugged-in authority from four PEM files (Istio's `cacerts`): certificate, key, chain up to the root
-    /// (may be empty or contain the certificate), roots. Rejects an authority whose certificates would not verify now.
+    /// Loads a plugged-in CA from the texts of four PEM files (Istio's `cacerts`): certificate, key, chain up to the
+    /// root (may be empty or contain the certificate), roots. Rejects a CA whose certificates would not verify now.
     pub fn from_pem(
         ca_cert: &str,
         ca_key: &str,
@@ -174,8 +173,8 @@ impl Authority {
         Ok(authority)
     }
 
-    /// Issues a certificate and verifies it, which detects mismatched keys, chains with gaps, path
-    /// length limits and expiry.
+    /// Issues a certificate and verifies it, which detects mismatched keys, chains with gaps, path length limits and
+    /// expiry.
     fn check(&self, now: SystemTime) -> Result<(), IssueError> {
         let identity = Identity::new("check", "check", "check");
         let (chain, key) = self.issue_workload(&identity, Duration::from_secs(60), now)?;
@@ -184,10 +183,10 @@ impl Authority {
             .map_err(IssueError::Unverified)
     }
 
-    /// Issues a workload's certificate for the key of a request; ignores the names in the request.
+    /// Issues a workload certificate for the public key of a certificate request; ignores the names in the request.
     ///
-    /// The result has the order of a CSR API response: leaf, intermediates, roots as one text. The
-    /// lifetime is limited to that of the authority.
+    /// The result has the order of a CSR API response: leaf, intermediates, roots as one text. The lifetime is limited
+    /// to that of the CA.
     pub fn issue(
         &self,
         request_pem: &str,
@@ -230,10 +229,11 @@ impl Authority {
             .map_err(IssueError::Sign)
     }
 
-    /// Issues a workload's certificate with a new key. The chain does not include the root.
+    /// Issues a workload certificate with a new key. The chain does not include the root.
     ///
     /// # Errors
-    /// If the authority cannot sign.
+    ///
+    /// If the CA cannot sign.
     pub fn issue_workload(
         &self,
         identity: &Identity,
@@ -279,8 +279,8 @@ impl Authority {
         Ok((chain, PrivatePkcs8KeyDer::from(key).into()))
     }
 
-    /// Returns the parameters of a leaf certificate. An empty subject makes the names a critical
-    /// extension, as the SPIFFE X.509 profile requires.
+    /// Returns the parameters of a leaf certificate. With an empty subject the SANs are a critical extension, as the
+    /// SPIFFE X.509 profile requires.
     fn leaf_params(
         &self,
         sans: Vec<SanType>,
@@ -313,7 +313,7 @@ impl Authority {
             .collect()
     }
 
-    /// Root certificates of the authority.
+    /// Returns the root certificates that clients trust.
     pub fn roots(&self) -> &[CertificateDer<'static>] {
         &self.roots
     }
@@ -328,12 +328,12 @@ impl Authority {
         self.issuer.key().serialize_pem()
     }
 
-    /// Returns the expiry of the authority's certificate.
+    /// Returns the expiry of the CA's certificate.
     pub fn not_after(&self) -> SystemTime {
         self.not_after
     }
 
-    /// Issues a revocation list (PEM) of the given leaf certificates.
+    /// Signs a CRL (PEM) that revokes the given leaf certificates.
     pub fn revoke(
         &self,
         leaves: &[CertificateDer<'_>],
@@ -371,7 +371,7 @@ impl std::fmt::Debug for Authority {
     }
 }
 
-/// Returns the public key of a request, whose signature proves that the caller has the private key.
+/// Returns the public key of a certificate request, after checking that the request is signed with its private key.
 fn request_key(request_pem: &str) -> Result<rcgen::PublicKey, IssueError> {
     if request_pem.len() > MAX_REQUEST_BYTES {
         return Err(IssueError::TooLarge(request_pem.len()));

@@ -1,6 +1,6 @@
 //! Certificate authority with its own or a plugged-in root, which issues certificates.
 //!
-//! Callers of this crate must have authorized each certificate request.
+//! This crate does not authorize certificate requests; its callers must have done so.
 #![forbid(unsafe_code)]
 
 mod authority;

@@ -1,8 +1,7 @@
-//! Server-side apply of small parts of many objects, for instance of their status.
+//! Server-side apply of parts of many objects, for instance of their status.
 //!
-//! [`Queue`] is pure: it keeps the newest desired value of each part, allows one write of a part at
-//! a time, and retries a few times. The sender decides whether a write is needed, since it knows
-//! the objects.
+//! [`Queue`] does no IO: it keeps the newest desired value of each part, allows one write of a part at a time, and
+//! retries a few times. The sender decides whether a write is needed, since it knows the objects.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -26,29 +25,29 @@ const RETRY_BACKOFF: Duration = Duration::from_millis(500);
 /// Number of concurrent writes.
 const MAX_CONCURRENT_WRITES: usize = 4;
 
-/// Part of an object that has a field manager of its own.
+/// Part of an object that has its own field manager, such as its status.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Part {
     /// `group/version` of the object's API, or `v1`.
     pub api_version: String,
     /// Kind of the object.
     pub kind: &'static str,
-    /// Name of the kind in paths.
+    /// Plural name of the kind, as in API paths.
     pub plural: &'static str,
     /// Namespace of the object.
     pub namespace: String,
     /// Name of the object.
     pub name: String,
-    /// Field manager of the part.
+    /// Field manager that writes the part.
     pub manager: &'static str,
 }
 
-/// Desired write of a part of an object.
+/// Desired write of a part of an object, or its cancellation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DesiredWrite {
-    /// Desired status: our fields that it no longer has are removed.
+    /// Desired status; fields of our manager that it does not contain are removed.
     Status(Part, Value),
-    /// Cancels pending writes, since the object was deleted or has another writer.
+    /// Cancels pending writes of the part, since the object was deleted or has another writer.
     Forget(Part),
 }
 
@@ -60,11 +59,11 @@ struct Entry {
     not_before: Option<Instant>,
 }
 
-/// Queue of desired writes.
+/// Desired writes that are pending or in flight.
 #[derive(Debug, Default)]
 struct Queue {
     entries: BTreeMap<Part, Entry>,
-    /// Parts with a pending write, in the order of their first request.
+    /// Parts with a pending write, in the order in which their writes were requested.
     order: VecDeque<Part>,
 }
 
@@ -83,7 +82,7 @@ impl Queue {
         }
     }
 
-    /// Starts the next due write.
+    /// Returns the next write that is due, and marks it as in flight.
     fn begin(&mut self, now: Instant) -> Option<(Part, Value)> {
         for _ in 0..self.order.len() {
             let part = self.order.pop_front()?;
@@ -103,7 +102,7 @@ impl Queue {
         None
     }
 
-    /// Handles the end of a write. Returns false if no attempt is left.
+    /// Records the end of a write. Returns false if it failed and no attempt is left.
     fn end(&mut self, part: &Part, value: Value, succeeded: bool, now: Instant) -> bool {
         let Some(entry) = self.entries.get_mut(part) else {
             return true;
@@ -128,14 +127,14 @@ impl Queue {
         true
     }
 
-    /// Returns when to call [`Queue::begin`] again without other events.
+    /// Returns the time at which to call [`Queue::begin`] again if no other event occurs before.
     fn next_due(&self) -> Option<Instant> {
         let waiting = self.order.iter().filter_map(|part| self.entries.get(part));
         waiting.filter_map(|entry| entry.not_before).min()
     }
 }
 
-/// Performs writes as they arrive, until all senders are dropped.
+/// Performs writes as they arrive on the channel, until all senders are dropped.
 pub async fn run(client: Client, mut wishes: mpsc::UnboundedReceiver<DesiredWrite>) {
     let mut queue = Queue::default();
     let mut writes = FuturesUnordered::new();

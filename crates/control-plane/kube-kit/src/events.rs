@@ -16,7 +16,7 @@ use tokio::{sync::mpsc, time::Instant};
 const BURST: u32 = 25;
 /// Interval between further events after a burst.
 const REFILL_INTERVAL: Duration = Duration::from_secs(2);
-/// Maximum length of a text that the API accepts, in characters.
+/// Maximum length of an event's text that the API accepts, in characters.
 const MAX_TEXT_CHARS: usize = 1000;
 
 /// Event about an object, to be written to the API.
@@ -31,11 +31,11 @@ pub struct EventRecord {
     pub reason: &'static str,
     /// Action that the controller took or tried, one word in CamelCase.
     pub action: &'static str,
-    /// Text for operators.
+    /// Message of the event, for operators.
     pub text: String,
 }
 
-/// Rate limit of events. Pure.
+/// Rate limit of events, without IO.
 #[derive(Debug, Default)]
 struct Budget {
     /// Time at which the full burst is available again.
@@ -53,7 +53,7 @@ impl Budget {
     }
 }
 
-/// Writes events of `controller`, reported by `instance`; ends when all senders are dropped.
+/// Writes events of `controller`, reported by its `instance`; ends when all senders are dropped.
 pub async fn run(
     client: Client,
     controller: &str,

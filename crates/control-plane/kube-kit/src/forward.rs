@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 /// Reason why a port of a pod cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum ForwardError {
-    /// The API server or the kubelet refuses to forward.
+    /// The API server or the kubelet refuses to forward the port.
     #[error("cannot forward to port {port} of pod {pod}")]
     Refused {
         /// Name of the pod.
@@ -28,18 +28,17 @@ pub enum ForwardError {
         pod: String,
         /// Port of the pod.
         port: u16,
-        /// Message of the kubelet.
+        /// Error message of the kubelet.
         message: String,
     },
 }
 
-/// Opens a connection. The returned future completes when the connection has ended, with the reason
-/// of the other side, if it sent one.
+/// Opens a connection to a port of a pod. The returned future completes when the connection has ended, with the
+/// kubelet's error, if it sent one.
 ///
 /// # Errors
 ///
-/// When the API server or the kubelet refuses to forward. A missing listener is reported only
-/// later, by the future.
+/// When the API server or the kubelet refuses to forward. A missing listener is reported only later, by the future.
 pub async fn dial(
     client: &Client,
     namespace: &str,

@@ -1,8 +1,8 @@
 //! Leader election among replicas with a Lease.
 //!
-//! [`Election`] is pure. Clocks of different machines are never compared: a lease is free when its
-//! contents have not changed for its duration by the observer's own clock. A leader that cannot
-//! renew steps down before another replica can take over.
+//! [`Election`] does no IO. Clocks of different machines are never compared: a lease is free when its contents have not
+//! changed for its duration by the observer's own clock. A leader that cannot renew steps down before another replica
+//! can take over.
 
 use std::time::Duration;
 
@@ -14,29 +14,29 @@ use k8s_openapi::{
 use kube::{Api, api::PostParams};
 use tokio::{sync::watch, time::Instant};
 
-/// Duration of a lease without renewal.
+/// Time after which another candidate may take over a lease that is not renewed.
 const DURATION: Duration = Duration::from_secs(15);
 /// Time without a successful renewal after which a leader steps down.
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// Interval of renewing or reading the lease.
 const RENEW_INTERVAL: Duration = Duration::from_secs(2);
-/// Timeout of one request.
+/// Timeout of one request to the API server.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Next action of a candidate.
+/// Next action of a candidate in the election.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
     /// Another candidate holds the lease.
     Wait,
-    /// Write this candidate into the lease; `transitions` counts changes of the holder.
+    /// Write this candidate as the holder into the lease; `transitions` counts changes of the holder.
     Hold { transitions: i32, anew: bool },
 }
 
-/// State of one candidate.
+/// State of one candidate in the election.
 #[derive(Debug)]
 struct Election {
     identity: String,
-    /// Lease as last read, and the time since which it is unchanged.
+    /// Lease as last read, and the time since which its contents are unchanged.
     seen: Option<(LeaseSpec, Instant)>,
     /// Time of the last successful renewal.
     renewed: Option<Instant>,
@@ -55,7 +55,7 @@ impl Election {
         self.renewed.is_some_and(|at| now < at + RENEW_DEADLINE)
     }
 
-    /// Evaluates the lease that was read; `None` if it does not exist.
+    /// Decides the next action from the lease that was read; `None` if the lease does not exist.
     fn observe(&mut self, lease: Option<&LeaseSpec>, now: Instant) -> Step {
         let Some(lease) = lease else {
             self.renewed = None;
@@ -86,7 +86,7 @@ impl Election {
         Step::Wait
     }
 
-    /// Records that this candidate was written into the lease.
+    /// Records that this candidate was written into the lease, by a request that began at `started`.
     fn held(&mut self, lease: &LeaseSpec, started: Instant) {
         self.seen = Some((lease.clone(), started));
         self.renewed = Some(started);
@@ -98,8 +98,8 @@ fn duration(lease: &LeaseSpec) -> Duration {
     u64::try_from(seconds).map_or(DURATION, Duration::from_secs)
 }
 
-/// Participates in the election of `name` under `identity` until `stop` completes, then releases
-/// the lease. `is_leader` receives whether this candidate is the leader.
+/// Participates in the election `name` as candidate `identity` until `stop` completes, then releases the lease.
+/// `is_leader` receives whether this candidate is the leader.
 pub async fn participate(
     api: Api<Lease>,
     name: &str,
@@ -195,7 +195,7 @@ async fn attempt(api: &Api<Lease>, name: &str, election: &mut Election) -> Resul
     }
 }
 
-/// Releases the lease, so that another candidate need not wait for its expiry.
+/// Releases the lease, so that another candidate need not wait until it expires.
 async fn release(api: &Api<Lease>, name: &str, identity: &str) -> Result<(), kube::Error> {
     let mut lease = api.get(name).await?;
     if let Some(spec) = &mut lease.spec

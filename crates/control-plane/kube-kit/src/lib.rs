@@ -1,4 +1,4 @@
-//! Client code of the Kubernetes API that Ambit's components share. No domain logic.
+//! Code of Kubernetes API clients that Ambit's components share. No domain logic.
 #![forbid(unsafe_code)]
 
 pub mod apply;

@@ -12,10 +12,10 @@ use tower::{BoxError, Layer as _, ServiceExt as _, service_fn};
 /// Error of reading a token.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// The configuration's user has no token, but a certificate, a password, or no credentials.
+    /// The configuration's user has no token, but a client certificate, a password, or no credentials.
     #[error("the kubeconfig's user has no bearer token")]
     None,
-    /// The user is impersonated, and has no token.
+    /// The configuration impersonates this user, and has no token of theirs.
     #[error("the kubeconfig impersonates {0}, who has no token")]
     Impersonated(String),
     /// The program, file or login that provides the token failed.
@@ -23,7 +23,7 @@ pub enum TokenError {
     Failed(#[source] BoxError),
 }
 
-/// Returns the token that requests to the API server carry at the moment.
+/// Returns the bearer token that requests to the API server carry at present.
 ///
 /// # Errors
 ///

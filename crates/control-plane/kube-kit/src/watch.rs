@@ -20,7 +20,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-/// First and longest backoff after a failure.
+/// First and longest backoff after a failed list or watch.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 /// Page size of lists from the API server.
 const PAGE_SIZE: u32 = 100;
@@ -41,7 +41,7 @@ pub struct ObjectId {
 }
 
 impl ObjectId {
-    /// Returns the id of an object from the API server.
+    /// Returns the ID of an object from the API server.
     pub fn of<K: Resource>(object: &K) -> Self {
         let text = |value: &Option<String>| value.as_deref().unwrap_or_default().into();
         let meta = object.meta();
@@ -56,22 +56,22 @@ impl ObjectId {
 /// Event of a watch. After [`WatchEvent::Listed`] the reader knows every object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchEvent<V> {
-    /// Start of a list: every object is reported again, followed by [`WatchEvent::Listed`]. A failed list starts again.
+    /// A list starts: every object is reported again, followed by [`WatchEvent::Listed`]. A failed list starts again.
     Listing,
-    /// An object is new, has changed, or is part of a listing.
+    /// An object is new, has changed, or is part of a list.
     Object(ObjectId, V),
     /// An object was deleted, or is no longer of interest. Reported exactly once for every object
     /// reported, also if it was deleted during an outage of the API server or replaced by another
     /// of the same name.
     Gone(ObjectId),
-    /// The listing is complete; objects that it did not contain have been reported as gone.
+    /// The list is complete; objects that it did not contain have been reported as gone.
     Listed,
-    /// The API server cannot be reached, with the reason. Known objects remain; a listing follows
-    /// when it is reachable again. Reported once an outage.
+    /// The API server cannot be reached, with the reason. Known objects remain; a new list follows when it is reachable
+    /// again. Reported once per outage.
     Away(String),
 }
 
-/// Returns the watch configuration: bounded pages and bounded connection age.
+/// Returns the watch configuration, which bounds the size of pages and the duration of watches.
 pub fn config() -> watcher::Config {
     watcher::Config::default()
         .page_size(PAGE_SIZE)
@@ -111,9 +111,9 @@ impl<K, V> Watch<K, V>
 where
     K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
 {
-    /// Watches through `api` the objects that `config` selects; start from [`config()`]. `project`
-    /// reduces an object to a value, or to `None` if it is of no interest. For labels and
-    /// annotations alone, an `Api<PartialObjectMeta<K>>` transfers only metadata.
+    /// Watches through `api` the objects that `config` selects; start from [`config()`]. `project` reduces an object to
+    /// the reader's value, or to `None` if the reader does not need it. For labels and annotations alone, an
+    /// `Api<PartialObjectMeta<K>>` transfers only metadata.
     pub fn new(
         what: &'static str,
         api: Api<K>,
@@ -135,7 +135,7 @@ where
         }
     }
 
-    /// Waits for the next event; the stream never ends. Cancelling loses nothing.
+    /// Waits for the next event; the stream never ends. Cancelling the future loses no event.
     pub async fn next(&mut self) -> WatchEvent<V> {
         loop {
             if let Some(event) = self.pending.pop_front() {
@@ -252,18 +252,18 @@ where
     }
 }
 
-/// Objects that the reader knows. Pure.
+/// Objects that were reported to the reader, without IO.
 #[derive(Debug, Default)]
 struct Known {
     objects: HashMap<(Box<str>, Box<str>), Entry>,
-    /// Number of the current listing.
+    /// Number of the current list.
     round: u32,
 }
 
 #[derive(Debug)]
 struct Entry {
     uid: Box<str>,
-    /// Last listing that contained the object, or during or after which it was reported.
+    /// Number of the last list that contained the object, or during or after which it was reported.
     round: u32,
 }
 
@@ -272,7 +272,7 @@ impl Known {
         self.round = self.round.wrapping_add(1);
     }
 
-    /// Records an object, and returns the earlier one of the same name.
+    /// Records an object; returns the earlier object of the same name, if there is one.
     fn insert(&mut self, id: &ObjectId) -> Option<ObjectId> {
         let entry = Entry {
             uid: id.uid.clone(),
@@ -286,7 +286,7 @@ impl Known {
         })
     }
 
-    /// Removes an object. Returns whether the reader knew exactly this one.
+    /// Removes an object. Returns whether an object with this UID was known.
     fn remove(&mut self, id: &ObjectId) -> bool {
         let key = (id.namespace.clone(), id.name.clone());
         let is_it = self.objects.get(&key).is_some_and(|of| of.uid == id.uid);
@@ -296,7 +296,7 @@ impl Known {
         is_it
     }
 
-    /// Removes and returns the objects that the listing did not contain.
+    /// Removes and returns the objects that the finished list did not contain.
     fn end_listing(&mut self) -> Vec<ObjectId> {
         let round = self.round;
         let gone = self.objects.extract_if(|_, entry| entry.round != round);

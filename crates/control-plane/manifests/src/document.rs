@@ -17,13 +17,13 @@ use crate::lines::{line_of, lines_of_items};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Document {
     pub(crate) key: ObjectKey,
-    /// Object as JSON text, which takes a fifth of the memory of a `Value`.
+    /// Object as JSON text, which takes a fifth of the memory of a [`Value`].
     pub(crate) json: Arc<str>,
-    /// Hash of the document's text; 0 for an item of a list.
+    /// Hash of the document's text, by which an unchanged document is recognised; 0 for an item of a list.
     pub(crate) written: u64,
     /// First line of the document in its file.
     pub(crate) line: u64,
-    /// Whether the document only extends an object that is defined elsewhere.
+    /// Whether the document is an overlay, which only extends an object that is defined elsewhere.
     pub(crate) overlay: bool,
 }
 
@@ -38,11 +38,11 @@ impl Document {
 /// Document that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BadDocument {
-    /// Key of the object, if readable.
+    /// Key of the object, if it can be read from the document.
     pub(crate) key: Option<ObjectKey>,
     pub(crate) line: u64,
     pub(crate) message: String,
-    /// The object, if the document is one but has invalid fields.
+    /// The object with its error, if the document is an object with invalid fields.
     pub(crate) refused: Option<Refused>,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Refused {
 pub(crate) struct Parsed {
     pub(crate) documents: Vec<Document>,
     pub(crate) bad: Vec<BadDocument>,
-    /// Objects of the mesh's API groups whose kind is not read: first line and kind of each.
+    /// Objects of the mesh's API groups that are ignored because of their kind: first line and kind of each.
     pub(crate) unread: Vec<(u64, String)>,
 }
 
@@ -96,15 +96,15 @@ pub(crate) fn parse(text: &str, format: Format, patch: bool, known: &Known) -> P
     parsed
 }
 
-/// Values of a file, with the items of lists as separate ones, and errors, each with the line of
-/// its document.
+/// Objects of a file, with the items of lists as separate objects, and parse errors, each with the line of its
+/// document.
 #[derive(Debug, Default)]
 pub(crate) struct Values {
     pub(crate) values: Vec<(u64, Value)>,
     pub(crate) bad: Vec<(u64, String)>,
 }
 
-/// Parses a whole file, regardless of the kinds of its objects.
+/// Parses a whole file to JSON values of any kind.
 pub(crate) fn values(text: &str, format: Format) -> Values {
     let mut all = Values::default();
     if text.trim_start().starts_with('{')
@@ -209,7 +209,7 @@ fn parse_one(text: &str, first_line: u64, format: Format, patch: bool, parsed: &
     }
 }
 
-/// Returns the number of lines before a document's content: the marker, comments, empty lines.
+/// Returns the number of lines before a document's content: its `---` marker, comments, empty lines.
 fn lines_before(text: &str) -> u64 {
     let empty = |line: &&str| {
         let line = line.strip_prefix("---").unwrap_or(line).trim();
@@ -233,9 +233,8 @@ fn parse_value(text: &str, format: Format) -> Result<Value, (u64, String)> {
     }
 }
 
-/// Returns options of the parser. `yes` and `on` are strings, not booleans: a label may have such a
-/// value. Limits grow with the text, since a list may have thousands of objects; aliases cannot
-/// multiply it.
+/// Returns options of the YAML parser. `yes` and `on` are strings, not booleans: a label may have such a value. Limits
+/// grow with the text, since a list may have thousands of objects; aliases cannot multiply it.
 fn options(text: &str) -> serde_saphyr::Options {
     serde_saphyr::options! {
         strict_booleans: true,
@@ -308,15 +307,15 @@ fn judge(
     }
 }
 
-/// Returns whether an object is of an API group from which the mesh reads other kinds: its author
-/// expects it to have an effect.
+/// Returns whether an object is of an API group from which the mesh reads other kinds, so that its author expects it to
+/// have an effect.
 fn is_of_the_mesh(value: &Value) -> bool {
     let version = value.get("apiVersion").and_then(Value::as_str);
     let group = version.and_then(|version| version.split_once('/'));
     group.is_some_and(|(group, _)| is_mesh_group(group))
 }
 
-/// Removes the annotation of an overlay, and returns whether the document had it.
+/// Removes the annotation that marks an overlay; returns whether the document had it.
 fn take_overlay_annotation(value: &mut Value) -> bool {
     let annotations = value
         .pointer_mut("/metadata/annotations")

@@ -26,16 +26,16 @@ use crate::{
     tree::Tree,
 };
 
-/// Time to wait for further events after an event.
+/// Time to wait for further inotify events after an event.
 const DEBOUNCE: Duration = Duration::from_millis(10);
 /// Interval of scans without events, while inotify works.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of scans without inotify.
 const UNWATCHED_SCAN_INTERVAL: Duration = Duration::from_millis(200);
-/// Capacity of the queue of changes; when it is full, scans stop.
+/// Capacity of the queue of changes; when it is full, scanning pauses.
 const QUEUE_CAPACITY: usize = 16;
 
-/// Error of opening directories.
+/// Reason why directories of manifests cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The list of directories is empty.
@@ -50,7 +50,7 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
-    /// The thread could not be started.
+    /// The scanning thread could not be started.
     #[error("cannot start the thread that follows the manifests")]
     Thread(#[source] io::Error),
 }
@@ -67,7 +67,7 @@ pub fn read<P: AsRef<Path>>(directories: &[P]) -> Result<Snapshot, OpenError> {
     Ok(tree.snapshot())
 }
 
-/// Watched directories of manifests. Dropping it stops watching.
+/// Directories of manifests that are followed until this value is dropped.
 #[derive(Debug)]
 pub struct ManifestDirs {
     changes: changes::Receiver<Change>,
@@ -163,8 +163,8 @@ fn follow(
     }
 }
 
-/// Completely written files: those that their writer has closed or renamed into place, with their
-/// modification time at that moment. A file that has changed since does not count.
+/// Files that their writer has closed or renamed into place, with their modification time at that moment. A file that
+/// has changed since does not count.
 #[derive(Clone, Debug, Default)]
 struct CompleteFiles(Arc<Mutex<Written>>);
 
@@ -181,7 +181,7 @@ impl CompleteFiles {
     }
 }
 
-/// Watches of inotify.
+/// The inotify instance and its watched directories.
 struct Watch {
     watcher: Option<RecommendedWatcher>,
     watched: HashSet<PathBuf>,
@@ -224,7 +224,7 @@ impl Watch {
         self.watcher.is_some()
     }
 
-    /// Watches exactly `directories`; returns whether any is new.
+    /// Replaces the watched directories by `directories`; returns whether any is new.
     fn add(&mut self, directories: &[PathBuf]) -> bool {
         let Some(watcher) = &mut self.watcher else {
             return false;

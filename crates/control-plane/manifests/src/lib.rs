@@ -28,7 +28,7 @@ pub use report::{Change, Problem, Snapshot};
 pub struct Values {
     /// Objects, with the items of lists as separate ones, each with the position of its document.
     pub objects: Vec<(Value, Origin)>,
-    /// Documents that could not be parsed.
+    /// Errors of documents that could not be parsed.
     pub problems: Vec<Problem>,
 }
 

@@ -4,12 +4,12 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use ambit_k8s_api::{Object, ObjectEvent, ObjectKey, Origin, unread::instead_of};
 
-/// Error of a part of a file. Reported until it is corrected.
+/// Error in a file, or in one document of it. Reported until it is corrected.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
     /// File and line of the problem.
     pub origin: Origin,
-    /// The object, if known.
+    /// Key of the object, if known.
     pub object: Option<ObjectKey>,
     /// Message, with the field's path if there is one.
     pub message: String,
@@ -24,10 +24,10 @@ impl fmt::Display for Problem {
     }
 }
 
-/// One step from a consistent state to the next.
+/// Changes that lead from one consistent state of the objects to the next.
 #[derive(Clone, Debug, Default)]
 pub struct Change {
-    /// Changes since the last step, at most one event an object.
+    /// Changes since the last step, at most one per object.
     pub events: Vec<ObjectEvent>,
     /// Current problems of all files.
     pub problems: Arc<[Problem]>,
@@ -41,7 +41,7 @@ pub struct Snapshot {
     /// Files and documents that could not be read; for directories also documents of kinds without
     /// effect.
     pub problems: Vec<Problem>,
-    /// Documents of a single file whose kinds have no effect.
+    /// Documents of a single file that are ignored because of their kind.
     pub unread: Vec<Problem>,
 }
 

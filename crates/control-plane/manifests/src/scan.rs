@@ -1,9 +1,9 @@
-//! Finds the files of the layers and reads those that changed, once they have settled.
+//! Finds the manifest files of all layers and reads the changed ones, once they have settled.
 //!
-//! A file is read when its signature (device, inode, size, times) differs from the one last read
-//! and it has not been written to for [`SETTLE`], or its writer is known to have finished, so that
-//! no half-written file is read. A file that became empty has a longer delay, because editors
-//! truncate before they write; so has a vanished one, because editors rename.
+//! A file is read when its signature (device, inode, size, times) differs from the one last read and it has not been
+//! written to for [`SETTLE`], or its writer is known to have finished, so that no half-written file is read. A file
+//! that became empty has a longer delay, because editors truncate before they write; so has a vanished one, because
+//! editors rename.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -20,11 +20,11 @@ use crate::{
     tree::{FileId, Tree},
 };
 
-/// Time for which a file must be unchanged.
+/// Time for which a changed file must be unmodified before it is read.
 const SETTLE: Duration = Duration::from_millis(30);
-/// Time for which a file that held objects must be empty.
+/// Time for which a file that held objects must be empty before its objects are removed.
 const SETTLE_EMPTY: Duration = Duration::from_secs(1);
-/// Time for which a file must be missing.
+/// Time for which a file must be missing before its objects are removed.
 const VANISHED: Duration = Duration::from_millis(60);
 /// Maximum size of a file in bytes; larger files are an error.
 const MAX_FILE_BYTES: u64 = 256 << 20;
@@ -66,7 +66,7 @@ pub(crate) struct Scanner {
 /// Result of one scan.
 #[derive(Debug, Default)]
 pub(crate) struct ScanResult {
-    /// Every directory, for watching.
+    /// All directories found, to be watched by inotify.
     pub(crate) directories: Vec<PathBuf>,
     /// Delay after which to scan again, if a file has not settled yet.
     pub(crate) again: Option<Duration>,
@@ -142,7 +142,7 @@ impl Scanner {
         scan
     }
 
-    /// Reads one file; returns false if it changed meanwhile.
+    /// Reads one file into `tree`; returns false if the file changed meanwhile.
     fn read_file(&mut self, id: &FileId, signature: Signature, tree: &mut Tree) -> bool {
         match read_text(&id.path) {
             Ok((text, after)) if after == signature => {

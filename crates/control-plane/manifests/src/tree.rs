@@ -1,4 +1,4 @@
-//! Contents of all files, merged into objects. Pure: takes parsed files, and returns changes.
+//! Contents of all files, merged into objects. Does no IO: takes parsed files, and returns changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -30,7 +30,7 @@ struct FileState {
     problems: Vec<Problem>,
 }
 
-/// State of all layers.
+/// Objects of all layers, and their merged result.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
     files: BTreeMap<FileId, FileState>,
@@ -126,7 +126,7 @@ impl Tree {
         self.files.remove(id);
     }
 
-    /// Records that a file or directory cannot be read; its earlier contents stay.
+    /// Records that a file or directory cannot be read; its earlier contents stay in force.
     pub(crate) fn unreadable(&mut self, id: &FileId, message: String) {
         let origin = Origin {
             file: Arc::clone(&id.path),
@@ -152,7 +152,7 @@ impl Tree {
         self.files.keys()
     }
 
-    /// Returns whether the file has any object now.
+    /// Returns whether the file currently has any object.
     pub(crate) fn holds_objects(&self, id: &FileId) -> bool {
         self.files
             .get(id)
@@ -176,7 +176,7 @@ impl Tree {
         })
     }
 
-    /// Returns the current content.
+    /// Returns all merged objects and problems.
     pub(crate) fn snapshot(&mut self) -> Snapshot {
         self.take_change();
         let object = |key: &ObjectKey| {
@@ -250,7 +250,7 @@ impl Tree {
         self.files.insert(id.clone(), new);
     }
 
-    /// Merges the layers of one object again, and returns its change.
+    /// Merges the layers of one object again, and returns the change of the object, if any.
     fn merge(&mut self, key: ObjectKey) -> Option<ObjectEvent> {
         let old_problem = self.object_problems.remove(&key);
         let (value, origin, mut problem) = self.lay(&key);
@@ -291,7 +291,7 @@ impl Tree {
         event
     }
 
-    /// Returns the error of an object that is valid in no file.
+    /// Returns the invalid object with its error, if no file has a valid version.
     fn refused(&self, key: &ObjectKey) -> Option<Refused> {
         let mut files = self.files.values();
         files.find_map(|file| file.refused.get(key)).cloned()
@@ -305,7 +305,8 @@ impl Tree {
         self.reported.insert(key.clone(), hash) != Some(hash)
     }
 
-    /// Merges the documents of an object: the first of each layer, then its overlays.
+    /// Merges the documents of an object: the first of each layer, then its overlays. Returns object, position, and
+    /// error.
     fn lay(&self, key: &ObjectKey) -> (Option<Value>, Option<Origin>, Option<Problem>) {
         let holders = self.holders.get(key).into_iter().flatten();
         let documents: Vec<_> = holders

@@ -1,9 +1,9 @@
-//! Allocates addresses for the hosts of ServiceEntries without addresses, as Istio does: for each
-//! host one of 240.240.0.0/16 and one of 2001:2::/48, written to `status.addresses`. Pure.
+//! Allocates addresses for the hosts of ServiceEntries without addresses, as Istio does: for each host one of
+//! 240.240.0.0/16 and one of 2001:2::/48, written to `status.addresses`. Does no IO.
 //!
-//! Every replica publishes the addresses of the status, so that they are equal in all replicas and
-//! survive restarts. Only the leader allocates, once it knows all allocated ones. Of two
-//! ServiceEntries with the same address, the older keeps it.
+//! Every replica publishes the addresses of the status, so that they are equal in all replicas and survive restarts.
+//! Only the leader allocates, once it knows all allocated ones. Of two ServiceEntries with the same address, the older
+//! keeps it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,20 +13,20 @@ use std::{
 use ambit_k8s_api::{ObjectKey, ServiceEntry, created, istio::Resolution, labels};
 use serde_json::{Value, json};
 
-/// First and last number that is allocated: addresses of both families end in it.
+/// First and last allocated number, which is the last 16 bits of the addresses of both families.
 const FIRST_NUMBER: u16 = 1;
 const LAST_NUMBER: u16 = u16::MAX - 1;
 
-/// Addresses that a ServiceEntry needs and has.
+/// Hosts of a ServiceEntry that need allocated addresses, and the addresses it has.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Addresses {
-    /// Creation time; sorts by age.
+    /// Creation time as text, whose order is that of age.
     created: String,
     /// Hosts that need addresses.
     wanted: Vec<String>,
-    /// Addresses of the spec.
+    /// Addresses in the ServiceEntry's spec.
     own: Vec<IpAddr>,
-    /// Hosts and addresses of the status.
+    /// Hosts and addresses in the ServiceEntry's status.
     allocated: Vec<(String, String)>,
 }
 
@@ -72,7 +72,7 @@ impl Addresses {
         }
     }
 
-    /// Returns the numbers of its addresses, in the spec and in the status.
+    /// Returns the numbers of the allocatable addresses in the spec and in the status.
     fn numbers(&self) -> BTreeSet<u16> {
         let allocated = self.allocated.iter();
         let allocated = allocated.filter_map(|(_, value)| value.parse().ok());
@@ -81,7 +81,7 @@ impl Addresses {
     }
 }
 
-/// Returns the number that an allocated address ends in.
+/// Returns the number that an address of the allocated ranges ends in; `None` for other addresses.
 fn number(ip: IpAddr) -> Option<u16> {
     match ip {
         IpAddr::V4(ip) => match ip.octets() {
@@ -103,13 +103,13 @@ fn addresses(number: u16) -> [IpAddr; 2] {
     ]
 }
 
-/// Allocated numbers and their holders.
+/// Numbers of allocated addresses, and the ServiceEntries that hold them.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    /// Holders of each number by age; the oldest one keeps it.
+    /// ServiceEntries that hold each number, by age; the oldest one keeps it.
     holders: BTreeMap<u16, BTreeSet<(String, ObjectKey)>>,
     of: BTreeMap<ObjectKey, (String, BTreeSet<u16>)>,
-    /// Number to try next: a released one is not reused soon.
+    /// Number to try next. A released number is not reused soon.
     next: u16,
 }
 
@@ -124,7 +124,7 @@ impl Default for Pool {
 }
 
 impl Pool {
-    /// Updates a ServiceEntry. Returns other entries that must give up a number to it.
+    /// Records the addresses of a ServiceEntry. Returns other ServiceEntries that must give up a number to it.
     pub(crate) fn update(&mut self, key: &ObjectKey, entry: &Addresses) -> BTreeSet<ObjectKey> {
         self.forget(key);
         let numbers = entry.numbers();
@@ -141,7 +141,7 @@ impl Pool {
         younger
     }
 
-    /// Removes an entry that was deleted.
+    /// Removes a deleted ServiceEntry and releases its numbers.
     pub(crate) fn forget(&mut self, key: &ObjectKey) {
         let Some((created, numbers)) = self.of.remove(key) else {
             return;
@@ -156,8 +156,8 @@ impl Pool {
         }
     }
 
-    /// Allocates missing addresses. Returns the status that the entry should have; `None` if it has
-    /// it.
+    /// Allocates the missing addresses of a ServiceEntry. Returns the desired status; `None` if the object has it
+    /// already.
     pub(crate) fn allocate(&mut self, key: &ObjectKey, entry: &Addresses) -> Option<Value> {
         let mut allocated: Vec<(String, String)> = Vec::new();
         for host in &entry.wanted {

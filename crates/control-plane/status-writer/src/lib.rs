@@ -39,12 +39,13 @@ pub use addresses::Addresses;
 pub use report::{Facts, ObservedObject, Report, concerns};
 pub use table::{StatusTable, Writes};
 
-/// Name of the controller in events.
+/// Name under which the controller reports events.
 const CONTROLLER: &str = "ambit-control";
 
-/// Starts to write reported conditions while this replica is the leader of the mesh; ends with the drain.
+/// Starts to write reported status conditions while this replica is the leader of the mesh; ends with the drain.
 ///
-/// `replica` is the name of this replica in events; `is_mesh_leader` whether this replica leads the whole mesh.
+/// `replica` is the name of this replica in events; `is_mesh_leader` tells whether this replica is the leader of the
+/// whole mesh.
 pub fn start(
     client: Client,
     replica: String,

@@ -1,14 +1,13 @@
-//! Conditions of parts of an object, in a list of its status: listeners of a Gateway, parents of a
-//! route. Pure.
+//! Conditions of parts of an object, in a list of its status: listeners of a Gateway, parents of a route. Does no IO.
 //!
-//! A list to which other controllers write, too, is one value for the API server: it is written
-//! with their entries.
+//! For the API server, such a list is one value (an atomic list): if other controllers write to it as well, it is
+//! written with their entries.
 
 use ambit_derive::condition::{Part, PartsType, Verdict};
 use ambit_k8s_api::status::DesiredCondition;
 use serde_json::{Map, Value};
 
-/// Returns the desired list: the parts of other controllers unchanged, then ours.
+/// Returns the desired list of parts: entries of other controllers unchanged, then ours.
 pub(crate) fn wanted(
     of: &PartsType,
     ours: &[Part],
@@ -20,7 +19,7 @@ pub(crate) fn wanted(
     others.cloned().chain(ours).collect()
 }
 
-/// Returns whether a list equals another, except for times.
+/// Returns whether a published list equals the desired one, except for transition times.
 pub(crate) fn is_current(there: &[Value], wanted: &[Value]) -> bool {
     let timeless = |list: &[Value]| -> Vec<Value> {
         let mut list = list.to_vec();
@@ -63,7 +62,7 @@ fn write(part: &Part, there: &[Value], generation: Option<i64>) -> Value {
     written.into()
 }
 
-/// Returns the desired condition of a type for a verdict.
+/// Returns the desired status condition of a type with a verdict's status, reason and message.
 pub(crate) fn desired<'a>(
     type_: &'a str,
     verdict: &'a Verdict,

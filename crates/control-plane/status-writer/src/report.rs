@@ -11,9 +11,9 @@ use crate::addresses;
 pub enum Report {
     /// The object was added or changed, or cannot be parsed.
     Observed(Box<ObservedObject>),
-    /// The object's problems changed because of other objects.
+    /// Problems of the object that changed because of other objects.
     Problems(ObjectKey, Vec<Problem>),
-    /// The object's derived conditions changed because of other objects.
+    /// Derived conditions of the object that changed because of other objects.
     Standing(ObjectKey, Standing),
     /// The object was deleted.
     Gone(ObjectKey),
@@ -21,39 +21,39 @@ pub enum Report {
     Complete,
 }
 
-/// Object with the results of its derivation.
+/// Object with the problems and conditions that were derived for it.
 #[derive(Clone, Debug)]
 pub struct ObservedObject {
     /// Key of the object.
     pub key: ObjectKey,
-    /// Fields of the object in the API.
+    /// Fields of the object that conditions depend on.
     pub facts: Facts,
-    /// Problems of the object.
+    /// Problems that were found in the object.
     pub problems: Vec<Problem>,
-    /// Whether the problems have changed.
+    /// Whether the problems have changed since the last report.
     pub is_news: bool,
-    /// Whether any part of a policy is in force.
+    /// Whether any part of a policy is enforced.
     pub in_force: bool,
-    /// Derived conditions, which depend on other objects; `None` if they are not known yet.
+    /// Conditions that depend on other objects; `None` if they are not derived yet.
     pub standing: Option<Standing>,
 }
 
-/// Fields of an object that the writer needs.
+/// Fields of an object that the writer of conditions needs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
     /// API version, `group/version`.
     pub api_version: String,
     /// UID of the object.
     pub uid: String,
-    /// Generation of the spec.
+    /// Value of `metadata.generation`, for `observedGeneration`.
     pub generation: Option<i64>,
-    /// Whether the object is attached to other objects, and so handled by their waypoints.
+    /// Whether the object is attached to other objects, so that their waypoints enforce it.
     pub is_attached: bool,
-    /// Conditions that are published.
+    /// Published conditions of the object.
     pub conditions: Vec<Value>,
-    /// Published conditions of the object's parts.
+    /// Published entries of the object's parts, such as listeners or parents.
     pub parts: Vec<Value>,
-    /// Addresses of a ServiceEntry's hosts.
+    /// Addresses of a ServiceEntry's hosts; empty for other kinds.
     pub addresses: addresses::Addresses,
 }
 

@@ -1,8 +1,8 @@
-//! Published and desired status of objects. Pure: takes reports, and returns writes.
+//! Published and desired status of objects. Does no IO: takes reports, and returns writes.
 //!
-//! Every replica keeps the table; only the leader returns writes. A new leader writes all
-//! differences. A requested write is not repeated until the object shows it, so that the delay of a
-//! watch does not cause a second one; a change by another writer does.
+//! Every replica keeps the table; only the leader returns writes. A new leader writes all differences. A requested
+//! write is not repeated until the object shows it, so that the delay of a watch does not cause a second one; a change
+//! by another writer does.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,13 +24,13 @@ use crate::{
     report::{ObservedObject, Report, concerns},
 };
 
-/// Field manager of allocated addresses.
+/// Field manager that writes allocated addresses.
 const ADDRESSES_MANAGER: &str = "ambit-addresses";
 
 /// Writes and events that follow from a report.
 #[derive(Debug, Default)]
 pub struct Writes {
-    /// Desired writes of objects.
+    /// Desired writes of objects' status.
     pub desired_writes: Vec<DesiredWrite>,
     pub(crate) events: Vec<EventRecord>,
 }
@@ -40,7 +40,7 @@ pub struct Writes {
 pub struct StatusTable {
     is_leader: bool,
     entries: BTreeMap<ObjectKey, Entry>,
-    /// Addresses of ServiceEntries.
+    /// Allocated addresses of ServiceEntries.
     pool: Pool,
     /// Whether every object that existed at the start is known.
     complete: bool,
@@ -49,16 +49,16 @@ pub struct StatusTable {
 #[derive(Debug)]
 struct Entry {
     observed: ObservedObject,
-    /// Conditions whose write is not observed yet, by type.
+    /// Requested conditions that the object does not show yet, by type.
     requested: BTreeMap<&'static str, Option<Verdict>>,
-    /// Addresses whose write is not observed yet.
+    /// Requested addresses that the object does not show yet.
     requested_addresses: Option<Value>,
-    /// Parts whose write is not observed yet.
+    /// Requested parts that the object does not show yet.
     requested_parts: Option<Vec<Value>>,
 }
 
 impl StatusTable {
-    /// Handles one report.
+    /// Handles one report; returns the resulting writes and events.
     pub fn take(&mut self, report: Report) -> Writes {
         let mut out = Writes::default();
         match report {
@@ -94,7 +94,7 @@ impl StatusTable {
         out
     }
 
-    /// Sets whether this replica is the leader.
+    /// Sets whether this replica is the leader; returns the resulting writes and events.
     pub fn set_leader(&mut self, is_leader: bool) -> Writes {
         let mut out = Writes::default();
         self.is_leader = is_leader;
@@ -113,7 +113,7 @@ impl StatusTable {
         out
     }
 
-    /// Allocates addresses for those of the objects that lack some.
+    /// Allocates addresses for those of the given objects that lack some.
     fn allocate_addresses(&mut self, to: impl IntoIterator<Item = ObjectKey>, out: &mut Writes) {
         for key in to {
             let Some(entry) = self
@@ -189,7 +189,7 @@ impl StatusTable {
     }
 }
 
-/// Returns whether a condition of this kind reports problems, so that they need no event.
+/// Returns whether a condition of this kind reports problems, which then need no event.
 fn reports_problems(kind: Kind) -> bool {
     conditions(kind).iter().any(|one| one.reports_problems)
 }
@@ -201,7 +201,7 @@ fn forget(observed: &ObservedObject) -> impl Iterator<Item = DesiredWrite> {
     managers.map(|manager| DesiredWrite::Forget(part(observed, manager)))
 }
 
-/// Requests writes of conditions that differ.
+/// Requests writes of conditions that differ from the published ones.
 fn compare(entry: &mut Entry, out: &mut Writes) {
     compare_parts(entry, out);
     let observed = &entry.observed;
@@ -238,7 +238,7 @@ fn compare(entry: &mut Entry, out: &mut Writes) {
     }
 }
 
-/// Requests writes of parts that differ.
+/// Requests writes of parts that differ from the published ones.
 fn compare_parts(entry: &mut Entry, out: &mut Writes) {
     let observed = &entry.observed;
     let (Some(of), Some(standing)) = (parts(observed.key.kind), &observed.standing) else {

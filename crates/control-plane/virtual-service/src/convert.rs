@@ -1,6 +1,5 @@
-//! Converts a VirtualService to an HTTPRoute, and its faults to HTTPFaults. One that cannot be
-//! converted completely is rejected with all reasons: half of its rules would route requests
-//! differently.
+//! Converts a VirtualService to an HTTPRoute, and its faults to HTTPFaults. A VirtualService that cannot be converted
+//! completely is rejected with all reasons, since a part of its rules would route requests differently.
 
 use ambit_k8s_api::{
     VirtualService,
@@ -27,11 +26,11 @@ const MAX_NAME: usize = 253;
 pub struct Conversion {
     /// The HTTPRoute, and the HTTPFaults that it names.
     pub objects: Vec<Value>,
-    /// Differences that the owner should know.
+    /// Differences in behaviour that the owner should know.
     pub notes: Vec<Remark>,
 }
 
-/// Converts a VirtualService.
+/// Converts a VirtualService to an HTTPRoute and HTTPFaults.
 ///
 /// # Errors
 ///
@@ -93,7 +92,7 @@ pub fn http_routes(from: &VirtualService, cluster_domain: &str) -> Result<Conver
     })
 }
 
-/// State of a conversion.
+/// State of the conversion of one VirtualService.
 struct Converter<'a> {
     namespace: &'a str,
     name: &'a str,
@@ -112,7 +111,7 @@ impl Converter<'_> {
         self.notes.push(Remark::new(field, message));
     }
 
-    /// Returns name and namespace of the service that a host names.
+    /// Returns name and namespace of the Service that a destination's host names.
     fn service(&mut self, field: &str, host: &str) -> Option<(String, String)> {
         let full = full_name(host, self.namespace, self.cluster_domain);
         let service = full.and_then(|name| hosts::service(&name, self.cluster_domain));
@@ -229,7 +228,8 @@ impl Converter<'_> {
         from.request.clone()
     }
 
-    /// Replaces the matched part of the path: all matches are prefixes, or none is.
+    /// Replaces a rewrite of the path's prefix by one of the full path if no match is on a prefix; reports rules with
+    /// both kinds of matches.
     fn apply_rewrite(
         &mut self,
         at: &str,

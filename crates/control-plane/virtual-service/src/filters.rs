@@ -21,7 +21,7 @@ use super::{
 };
 
 impl Rule {
-    /// Reads the parts of a rule that change requests or responses.
+    /// Converts the fields of a rule that modify requests or responses.
     pub(super) fn read_filters(&mut self, from: &HttpRule) {
         let at = self.at.clone();
         self.filters = self.headers(&format!("{at}.headers"), from.headers.as_ref());
@@ -183,7 +183,8 @@ impl Rule {
         HttpFaultSpec { delay, abort }
     }
 
-    /// Returns a whole percentage, or a fraction; without either, both APIs mean all requests.
+    /// Converts the percentage of affected requests to a whole percentage or a fraction; without either, both APIs mean
+    /// all requests.
     fn percentage(
         &mut self,
         field: &str,
@@ -210,7 +211,7 @@ impl Rule {
         (None, Some(fraction))
     }
 
-    /// Reads the destinations of mirrored requests.
+    /// Converts the destinations of mirrored requests.
     pub(super) fn read_mirrors(&mut self, from: &HttpRule) {
         let one = from.mirror.iter().map(|to| {
             let share = from.mirror_percentage.as_ref();
@@ -302,7 +303,7 @@ impl Rule {
         }
     }
 
-    /// Returns host name and port of an authority.
+    /// Parses host name and port of the authority in a redirect or rewrite.
     fn hostname(&mut self, field: &str, from: Option<&str>) -> Option<(String, Option<i32>)> {
         let text = from.filter(|text| !text.is_empty())?;
         let lower = text.to_ascii_lowercase();

@@ -1,7 +1,7 @@
-//! Names of services as VirtualServices write them.
+//! Names of services as VirtualServices write them, short or fully qualified.
 
-/// Returns the full name of a host: one without dots is a Service of the VirtualService's
-/// namespace; `None` if it is not a valid name.
+/// Returns the fully qualified name of a host; a host without dots is a Service of the VirtualService's namespace.
+/// `None` if it is not a valid name.
 pub fn full_name(host: &str, namespace: &str, cluster_domain: &str) -> Option<String> {
     let lower = host.to_ascii_lowercase();
     let is_wildcard = lower.starts_with("*.");
@@ -20,7 +20,7 @@ pub fn full_name(host: &str, namespace: &str, cluster_domain: &str) -> Option<St
     }
 }
 
-/// Returns name and namespace of the Kubernetes Service that a full name stands for.
+/// Returns name and namespace of the Kubernetes Service with a fully qualified name.
 pub(crate) fn service(full_name: &str, cluster_domain: &str) -> Option<(String, String)> {
     let rest = full_name.strip_suffix(cluster_domain)?;
     let (name, namespace) = rest.strip_suffix(".svc.")?.split_once('.')?;

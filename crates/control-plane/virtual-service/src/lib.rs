@@ -29,7 +29,7 @@ pub fn is_for_mesh(gateways: &[impl AsRef<str>]) -> bool {
     gateways.is_empty() || gateways.iter().any(|one| one.as_ref() == MESH)
 }
 
-/// Remark on a field of a VirtualService.
+/// Problem with a field of a VirtualService, or a note about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remark {
     /// Path of the field in the spec.

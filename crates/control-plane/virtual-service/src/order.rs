@@ -1,12 +1,12 @@
-//! Order of rules. A VirtualService applies the first rule that matches; among HTTPRoutes the most
-//! specific match wins, whatever its position. So a conversion is correct only if no later match
-//! would precede an earlier one that matches some of the same requests.
+//! Compares the order of rules. A VirtualService applies the first rule that matches; among HTTPRoutes the most
+//! specific match wins, whatever its position. So a conversion is correct only if no later match would precede an
+//! earlier one that matches some of the same requests.
 
 use ambit_k8s_api::gateway::{HttpNamedMatch, HttpRouteMatch, HttpRouteRule};
 
 use super::Remark;
 
-/// Returns a remark for each pair of matches whose order would change.
+/// Returns a remark for each pair of matches whose order an HTTPRoute would change.
 pub(crate) fn changes(rules: &[HttpRouteRule]) -> Vec<Remark> {
     let all = HttpRouteMatch::default();
     let matches: Vec<(usize, &HttpRouteMatch)> = rules
@@ -38,8 +38,8 @@ pub(crate) fn changes(rules: &[HttpRouteRule]) -> Vec<Remark> {
     changes
 }
 
-/// Returns the precedence of a match: kind of path, length of path, method, number of headers,
-/// number of parameters; the greatest wins.
+/// Returns the precedence of a match in an HTTPRoute: path type, path length, method, number of headers, number of
+/// query parameters; the greatest wins.
 fn precedence(one: &HttpRouteMatch) -> (u8, usize, bool, usize, usize) {
     let (kind, path) = path(one);
     let kind = match kind {
@@ -63,7 +63,7 @@ fn path(one: &HttpRouteMatch) -> (&str, &str) {
     (kind.unwrap_or("PathPrefix"), value.unwrap_or("/"))
 }
 
-/// Returns whether one request may satisfy both matches; true if that cannot be decided.
+/// Returns whether one request may satisfy both matches; true if that is undecidable.
 fn overlap(one: &HttpRouteMatch, other: &HttpRouteMatch) -> bool {
     let methods = match (&one.method, &other.method) {
         (Some(one), Some(other)) => one == other,
@@ -88,14 +88,14 @@ fn paths_overlap(one: (&str, &str), other: (&str, &str)) -> bool {
     }
 }
 
-/// Returns whether the segments of a path begin with those of a prefix.
+/// Returns whether the path's segments begin with the segments of `prefix`.
 fn is_below(path: &str, prefix: &str) -> bool {
     let prefix = prefix.trim_end_matches('/');
     let rest = path.strip_prefix(prefix);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Returns whether both require different values of the same name.
+/// Returns whether both lists require different values of the same header or query parameter.
 fn exclude(one: &[HttpNamedMatch], other: &[HttpNamedMatch], ignores_case: bool) -> bool {
     let is_exact = |one: &&HttpNamedMatch| one.type_.as_deref().unwrap_or("Exact") == "Exact";
     one.iter().filter(is_exact).any(|one| {

@@ -1,5 +1,5 @@
-//! One rule of a VirtualService, converted to the fields of an HTTPRoute's rule, with its fields
-//! that have no counterpart.
+//! Converts one rule of a VirtualService to the fields of an HTTPRoute's rule, and lists the fields without a
+//! counterpart.
 
 use std::collections::BTreeMap;
 
@@ -17,11 +17,11 @@ use super::{
     values::{escaped, gateway_duration, milliseconds},
 };
 
-/// Statuses of the retry condition `5xx`: all registered ones.
+/// Statuses of Istio's retry condition `5xx`: all registered ones.
 const SERVER_ERRORS: [i32; 11] = [500, 501, 502, 503, 504, 505, 506, 507, 508, 510, 511];
-/// Statuses of the retry condition `gateway-error`.
+/// Statuses of Istio's retry condition `gateway-error`.
 const GATEWAY_ERRORS: [i32; 3] = [502, 503, 504];
-/// Retry conditions of connection failures, which are always retried.
+/// Istio's retry conditions for connection failures, which are always retried.
 const CONNECTION_ERRORS: [&str; 6] = [
     "connect-failure",
     "refused-stream",
@@ -31,18 +31,17 @@ const CONNECTION_ERRORS: [&str; 6] = [
     "cancelled",
 ];
 
-/// Rule of a VirtualService, in the types of an HTTPRoute's rule.
+/// Rule of a VirtualService, expressed in the types of an HTTPRoute's rule.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rule {
     /// Path of the rule in the spec, such as `http[0]`.
     pub at: String,
     /// Name of the rule.
     pub name: Option<String>,
-    /// Matches, of which one suffices; every request matches if empty.
+    /// Alternative matches; if empty, every request matches.
     pub matches: Vec<RuleMatch>,
-    /// Filters of requests and responses, except mirrors and faults. A rewrite of the path replaces
-    /// the matched part of it (`ReplacePrefixMatch`): the prefix, or the whole path of another
-    /// match.
+    /// Filters of requests and responses, except mirrors and faults. A rewrite of the path replaces its matched part
+    /// (`ReplacePrefixMatch`): the prefix of a prefix match, or the whole path of another match.
     pub filters: Vec<HttpRouteFilter>,
     /// Faults to inject.
     pub fault: Option<HttpFaultSpec>,
@@ -54,22 +53,23 @@ pub struct Rule {
     pub timeouts: HttpRouteTimeouts,
     /// Retry policy; zero attempts disable retries.
     pub retry: Option<HttpRouteRetry>,
-    /// Fields without a counterpart, or with an invalid value: without them the rule would match or route differently.
+    /// Fields without a counterpart, or with an invalid value, without which the rule would match or route differently.
     pub unsupported: Vec<Remark>,
-    /// Fields without an effect, whose absence changes nothing else.
+    /// Ignored fields whose absence changes no behaviour.
     pub notes: Vec<Remark>,
 }
 
-/// Match of a rule; all its parts must match.
+/// Conditions of a rule on a request, all of which must hold.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RuleMatch {
     /// Path of the match in the spec.
     pub at: String,
-    /// Attributes of a request. A path of the type `PathPrefix` is a prefix that may end within a segment.
+    /// Conditions on path, headers, method and query parameters. A path of the type `PathPrefix` is a prefix that may
+    /// end within a segment.
     pub request: HttpRouteMatch,
-    /// Headers that a request must not have.
+    /// Headers that the request must not have.
     pub without_headers: Vec<HttpNamedMatch>,
-    /// Port of the called service.
+    /// Port of the service that the client calls.
     pub port: Option<u16>,
     /// Namespace of the client.
     pub source_namespace: Option<String>,
@@ -77,16 +77,16 @@ pub struct RuleMatch {
     pub is_for_mesh: bool,
 }
 
-/// Service, or some of its endpoints.
+/// Service, or a subset of its endpoints, that receives requests.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Target {
     /// Path of the destination in the spec.
     pub at: String,
-    /// Host as written in the object.
+    /// Host as written in the VirtualService.
     pub host: String,
-    /// Subset of the endpoints.
+    /// Subset of the service's endpoints.
     pub subset: Option<String>,
-    /// Port; if absent, the service's only one, or the called one.
+    /// Port of the service; if absent, its only port, or the port that the client calls.
     pub port: Option<u16>,
 }
 
@@ -95,9 +95,9 @@ pub struct Target {
 pub struct RuleDestination {
     /// Service that receives the requests.
     pub to: Target,
-    /// Weight among the destinations.
+    /// Weight among the rule's destinations.
     pub weight: u32,
-    /// Filters of requests to the destination.
+    /// Filters of requests to this destination.
     pub filters: Vec<HttpRouteFilter>,
 }
 
@@ -113,7 +113,7 @@ pub struct RuleMirror {
 }
 
 impl Rule {
-    /// Reads a rule by its position among the HTTP rules.
+    /// Converts the rule at position `number` of `spec.http`.
     pub fn read(number: usize, from: &HttpRule) -> Self {
         let at = format!("http[{number}]");
         let mut rule = Self {
@@ -157,7 +157,7 @@ impl Rule {
         self.unsupported.push(Remark::new(field, message));
     }
 
-    /// Reports fields that have no counterpart, or are unknown.
+    /// Reports fields that are unknown or have no counterpart in HTTPRoutes.
     pub(super) fn unknown(&mut self, at: &str, unknown: &Unknown) {
         for key in unknown.keys() {
             self.unsupported(format!("{at}.{key}"), "is not supported");
@@ -358,7 +358,7 @@ impl Rule {
         }
     }
 
-    /// Converts a duration to the format of the Gateway API.
+    /// Converts a duration from Istio's format to that of the Gateway API.
     pub(super) fn duration(&mut self, field: String, text: Option<&str>) -> Option<String> {
         let text = text.filter(|text| !text.is_empty())?;
         let read = milliseconds(text).and_then(gateway_duration);
@@ -370,7 +370,7 @@ impl Rule {
     }
 }
 
-/// Converts the match of a value; without a value, of its presence.
+/// Converts a string match to a match of a header or query parameter; without a value, to one of its presence.
 fn named_match(name: &str, value: &StringMatch) -> HttpNamedMatch {
     let (kind, value) = match value {
         StringMatch {

@@ -4,10 +4,10 @@ use ambit_k8s_api::istio_duration;
 use serde::Serialize;
 use serde_json::Value;
 
-/// Longest duration, in milliseconds.
+/// Longest duration that is accepted, in milliseconds.
 const MAX_MILLISECONDS: u64 = 1_000_000_000_000;
 
-/// Parses a duration of Istio to milliseconds; `None` if they are not whole.
+/// Parses a duration in Istio's format to milliseconds; `None` if they are not whole.
 pub(super) fn milliseconds(text: &str) -> Option<u64> {
     let duration = istio_duration(text)?;
     let all = u64::try_from(duration.as_millis()).ok()?;
@@ -15,8 +15,7 @@ pub(super) fn milliseconds(text: &str) -> Option<u64> {
     (is_whole && all < MAX_MILLISECONDS).then_some(all)
 }
 
-/// Formats milliseconds as a duration of the Gateway API (GEP-2257); `None` if they exceed its
-/// range.
+/// Formats milliseconds as a duration of the Gateway API (GEP-2257); `None` if they exceed the format's range.
 pub(super) fn gateway_duration(milliseconds: u64) -> Option<String> {
     let mut rest = milliseconds;
     let mut text = String::new();
@@ -41,7 +40,7 @@ pub(super) fn whole_number(value: f64) -> i32 {
     value as i32
 }
 
-/// Returns a regular expression that matches exactly the text.
+/// Returns a regular expression that matches exactly this text.
 pub(super) fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -53,7 +52,7 @@ pub(super) fn escaped(text: &str) -> String {
     escaped
 }
 
-/// Returns the JSON of a value, without empty fields.
+/// Returns a value as JSON, without empty fields.
 pub(super) fn plain(value: &impl Serialize) -> Value {
     without_empty(serde_json::to_value(value).unwrap_or_default())
 }

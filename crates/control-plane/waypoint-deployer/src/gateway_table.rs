@@ -1,4 +1,4 @@
-//! Desired waypoints and their existing objects. Pure: takes observations, and returns writes.
+//! Desired waypoints and their existing objects. Does no IO: takes observations, and returns writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,8 +21,8 @@ use crate::{
 
 /// Field manager of all writes of this crate, except for [`REPLICAS_MANAGER`].
 pub(crate) const MANAGER: &str = "ambit-waypoints";
-/// Field manager of a Deployment's `replicas`, from the moment when an autoscaler decides it until
-/// the autoscaler has written it: a field without a manager would fall back to one pod.
+/// Field manager of a Deployment's `replicas` between the time when an autoscaler takes over and its first write: a
+/// field without a manager would fall back to one pod.
 pub(crate) const REPLICAS_MANAGER: &str = "ambit-waypoint-replicas";
 
 /// Namespace and name of a Gateway, and of all its objects.
@@ -32,7 +32,7 @@ pub(crate) struct Name {
     pub(crate) name: Box<str>,
 }
 
-/// GatewayClass of waypoints, as observed in the cluster.
+/// GatewayClass `istio-waypoint`, as observed in the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Class {
     pub(crate) controller: String,
@@ -40,12 +40,12 @@ pub(crate) struct Class {
     pub(crate) generation: Option<i64>,
     /// Whether the class has the condition `Accepted` for this generation.
     pub(crate) is_accepted: bool,
-    /// Release of the Gateway API that its status names.
+    /// Release of the Gateway API that the class's status names.
     pub(crate) release: Option<Release>,
 }
 
-/// Existing object of a waypoint, with the fields that decide about writes. A change of any but the
-/// version causes another reconciliation.
+/// Existing object of a waypoint, reduced to the fields that decide about writes. A change of any but the version
+/// causes another reconciliation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ExistingObject {
     /// Another field manager that applies the object, if there is one.
@@ -60,20 +60,20 @@ pub(crate) struct ExistingObject {
     pub(crate) resource_version: Option<String>,
     /// Labels of the object.
     pub(crate) labels: BTreeMap<String, String>,
-    /// Whether we own a Deployment's `replicas`; scaling takes the field over.
+    /// Whether our field manager owns a Deployment's `replicas`; whoever scales the Deployment takes the field over.
     pub(crate) replicas_ours: bool,
     /// Value of a Deployment's `replicas`.
     pub(crate) replicas: Option<i32>,
     /// Cluster IPs of a Service.
     pub(crate) ips: Vec<String>,
-    /// Load balancer addresses of a Service.
+    /// Load balancer addresses in a Service's status.
     pub(crate) load_balancers: Vec<String>,
     /// Whether a Deployment has a ready pod.
     pub(crate) is_ready: bool,
 }
 
 impl ExistingObject {
-    /// Returns the fields that all kinds have.
+    /// Returns the fields that objects of all kinds have.
     pub(crate) fn of(metadata: &ObjectMeta) -> Self {
         Self {
             other: other_manager(metadata),
@@ -86,7 +86,7 @@ impl ExistingObject {
         }
     }
 
-    /// Returns whether only the version changed.
+    /// Returns whether nothing but the resource version differs from `before`.
     fn is_as(&self, before: &Self) -> bool {
         let version = before.resource_version.clone();
         let of_that_version = Self {
@@ -97,7 +97,7 @@ impl ExistingObject {
     }
 }
 
-/// Returns field managers of the label that marks an object as a waypoint's.
+/// Returns the field managers that own the label which marks an object as a waypoint's.
 fn managers(metadata: &ObjectMeta) -> impl Iterator<Item = &str> {
     let label = format!("f:{MANAGED}");
     let entries = metadata.managed_fields.iter().flatten();
@@ -110,13 +110,13 @@ fn managers(metadata: &ObjectMeta) -> impl Iterator<Item = &str> {
     appliers.map(|entry| entry.manager.as_deref().unwrap_or_default())
 }
 
-/// Returns a field manager of that label other than our own.
+/// Returns a field manager of that label other than [`MANAGER`].
 fn other_manager(metadata: &ObjectMeta) -> Option<String> {
     let other = managers(metadata).find(|manager| *manager != MANAGER);
     other.map(str::to_owned)
 }
 
-/// Returns the UID of the Gateway that owns an object of ours.
+/// Returns the UID of the Gateway that owns an object which this crate applied.
 fn gateway_uid(metadata: &ObjectMeta) -> Option<String> {
     managers(metadata).find(|manager| *manager == MANAGER)?;
     let mut owners = metadata.owner_references.iter().flatten();
@@ -124,7 +124,7 @@ fn gateway_uid(metadata: &ObjectMeta) -> Option<String> {
     Some(owner.uid.clone())
 }
 
-/// Returns whether we were the last to set a Deployment's `replicas`.
+/// Returns whether our field manager owns a Deployment's `replicas`.
 pub(crate) fn replicas_ours(metadata: &ObjectMeta) -> bool {
     let mut entries = metadata.managed_fields.iter().flatten();
     entries.any(|entry| {
@@ -134,23 +134,23 @@ pub(crate) fn replicas_ours(metadata: &ObjectMeta) -> bool {
     })
 }
 
-/// Write that the class of waypoints needs.
+/// Write that the GatewayClass of waypoints needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum ClassAction<'a> {
-    /// Create the missing class.
+    /// Create the missing GatewayClass.
     Create,
-    /// Write the conditions for this generation: the class is accepted, and whether the release of
-    /// the Gateway API is known.
+    /// Write the status conditions of the GatewayClass for this generation: `Accepted`, and whether the release of the
+    /// Gateway API is supported.
     Accept(&'a Release, Option<i64>),
 }
 
-/// Plan for a Gateway.
+/// Planned writes for a Gateway and its objects.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Plan {
-    /// Apply these objects, and then delete those. An object that is marked as new must not exist
-    /// under another owner.
+    /// Apply the objects of the first list, then delete those of the second. An object that is marked as new must not
+    /// exist under another owner.
     Apply(Vec<Write>, Vec<Removal>),
-    /// Write only the status, with this state.
+    /// Write only the Gateway's status, with this state.
     Refuse(GatewayState),
     /// The Gateway is no longer a waypoint: delete its objects and our part of its status.
     Release(Vec<Removal>),
@@ -160,11 +160,11 @@ pub(crate) enum Plan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Removal {
     pub(crate) part: Part,
-    /// UID of the observed object, so that no successor is deleted.
+    /// UID of the observed object, so that no object which replaced it is deleted.
     pub(crate) uid: Option<String>,
 }
 
-/// One object to apply.
+/// Server-side apply of one object.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Write {
     pub(crate) part: Part,
@@ -172,9 +172,9 @@ pub(crate) struct Write {
     pub(crate) is_new: bool,
     /// Field manager of the write.
     pub(crate) manager: &'static str,
-    /// Resource version that the write depends on: an object that has changed since is not written.
-    /// If `replicas` is omitted because the Deployment seems to have been scaled, the number would
-    /// fall to one if the field is ours by now; if it is written, that would undo a later scaling.
+    /// Resource version on which the write depends; an object that has changed since is not written. If `replicas` is
+    /// omitted because the Deployment seems to have been scaled, the number would fall to one if our field manager owns
+    /// the field by now; if it is written, that would undo a later scaling.
     pub(crate) decided_by: Option<String>,
 }
 
@@ -183,14 +183,14 @@ pub(crate) struct Write {
 pub(crate) struct GatewayTable {
     settings: Settings,
     revisions: Revisions,
-    /// Namespace of the control planes, which is always discovered.
+    /// Namespace of the control planes, which discovery selectors cannot exclude.
     system_namespace: Box<str>,
-    /// Label selectors of the discovered namespaces.
+    /// Discovery selectors, of which a namespace must match one.
     selectors: Vec<LabelSelector>,
-    /// Release of the Gateway API's CRDs.
+    /// Release of the Gateway API's installed CRDs.
     release: Release,
     class: Option<Class>,
-    /// Labels of namespaces.
+    /// Labels of each namespace.
     namespaces: BTreeMap<Box<str>, BTreeMap<String, String>>,
     /// Gateways of every class.
     gateways: BTreeMap<Name, Gateway>,
@@ -221,7 +221,7 @@ impl GatewayTable {
         }
     }
 
-    /// Updates the class of waypoints; `None` if it does not exist.
+    /// Updates the observed GatewayClass of waypoints; `None` if it does not exist.
     pub(crate) fn class(&mut self, class: Option<Class>) {
         if self.class != class {
             self.class = class;
@@ -229,7 +229,7 @@ impl GatewayTable {
         }
     }
 
-    /// Returns the write that the class of waypoints needs, if any.
+    /// Returns the write that the GatewayClass of waypoints needs, if any.
     pub(crate) fn class_action(&self) -> Option<ClassAction<'_>> {
         match &self.class {
             None => Some(ClassAction::Create),
@@ -241,15 +241,14 @@ impl GatewayTable {
         }
     }
 
-    /// Updates the Service of a control plane, which may have become responsible for other
-    /// Gateways.
+    /// Updates the observed Service of a control plane, which may now manage other Gateways.
     pub(crate) fn control_plane(&mut self, service: &str, of: Option<ControlPlane>) {
         if self.revisions.set(service, of) {
             self.due = self.gateways.keys().cloned().collect();
         }
     }
 
-    /// Sets the label selectors of discovered namespaces.
+    /// Sets the discovery selectors of namespaces.
     pub(crate) fn discover(&mut self, selectors: Vec<LabelSelector>) {
         if self.selectors != selectors {
             self.selectors = selectors;
@@ -302,20 +301,19 @@ impl GatewayTable {
         }
     }
 
-    /// Takes the Gateways that need reconciliation; each is returned once.
+    /// Takes the Gateways that are due for reconciliation; each is returned once.
     pub(crate) fn take_due(&mut self) -> BTreeSet<Name> {
         std::mem::take(&mut self.due)
     }
 
-    /// Schedules another reconciliation of a Gateway.
+    /// Schedules a further reconciliation of a Gateway.
     pub(crate) fn requeue(&mut self, name: Name) {
         if self.gateways.contains_key(&name) {
             self.due.insert(name);
         }
     }
 
-    /// Plans the writes for a Gateway; `None` if another control plane manages it, which takes over
-    /// its objects.
+    /// Plans the writes for a Gateway; `None` if another control plane manages it, and takes over its objects.
     pub(crate) fn plan(&self, name: &Name) -> Option<Plan> {
         let gateway = self.gateways.get(name)?;
         let none = BTreeMap::new();
@@ -374,8 +372,7 @@ impl GatewayTable {
         Some(Plan::Apply(writes, removals))
     }
 
-    /// Returns the current `replicas` of a Deployment, to be applied by another manager: see
-    /// [`REPLICAS_MANAGER`].
+    /// Returns the write that hands the current `replicas` of a Deployment to [`REPLICAS_MANAGER`], if necessary.
     fn hand_over(&self, name: &Name) -> Option<Write> {
         let existing = self.existing_object(Part::Deployment, name)?;
         let replicas = existing.replicas.filter(|_| existing.replicas_ours)?;
@@ -394,7 +391,7 @@ impl GatewayTable {
         })
     }
 
-    /// Returns the version that a write depends on, see [`Write::decided_by`].
+    /// Returns the resource version on which a write depends, see [`Write::decided_by`].
     fn decided_by(&self, part: Part, name: &Name) -> Option<String> {
         let existing = self.existing_object(part, name)?;
         let version = existing.resource_version.clone();
@@ -407,7 +404,7 @@ impl GatewayTable {
         (!removals.is_empty()).then_some(Plan::Release(removals))
     }
 
-    /// Returns deletions of a Gateway's objects of these kinds.
+    /// Returns deletions of those objects of a Gateway that have these kinds.
     fn removals(
         &self,
         name: &Name,
@@ -423,7 +420,7 @@ impl GatewayTable {
         of_it.filter_map(removal).collect()
     }
 
-    /// Returns whether we created an object for exactly this Gateway.
+    /// Returns whether this crate created an object for exactly this Gateway, by its UID.
     fn is_its(&self, part: Part, name: &Name, gateway: &Gateway) -> bool {
         let gateway_uid = self
             .existing_object(part, name)
@@ -431,13 +428,13 @@ impl GatewayTable {
         gateway_uid.is_some() && gateway_uid == gateway.metadata.uid.as_deref()
     }
 
-    /// Returns the status that a Gateway should have; `None` if it has it.
+    /// Returns the desired status of a Gateway; `None` if the Gateway has it already.
     pub(crate) fn status(&self, name: &Name, state: &GatewayState) -> Option<Value> {
         let gateway = self.gateways.get(name)?;
         status::differing(gateway, state)
     }
 
-    /// Returns the progress of a waypoint whose objects are written.
+    /// Returns the deployment progress of a waypoint whose objects are written.
     pub(crate) fn progress(&self, name: &Name) -> Progress {
         let service = self.existing_object(Part::Service, name);
         Progress {

@@ -1,11 +1,10 @@
-//! Deploys waypoints on a cluster: applies the objects of each Gateway of the class
-//! `istio-waypoint`, and reports their progress in its status. Only the leader of the revision
-//! deploys; the leader of the mesh writes the class. The objects are owned by their Gateway and
-//! deleted with it.
+//! Deploys waypoints on a cluster: applies the objects of each Gateway of the class `istio-waypoint`, and reports their
+//! progress in the Gateway's status. Only the leader of the revision deploys; the leader of the mesh writes the class.
+//! The objects are owned by their Gateway and deleted with it.
 //!
-//! Objects that another controller manages are not changed: a class of another controller, a
-//! Gateway of another revision or in an undiscovered namespace, an object that does not belong to a
-//! waypoint, or that another manager applies, for instance Istio's control plane.
+//! Objects that another controller manages are not changed: a class of another controller, a Gateway of another
+//! revision or in an undiscovered namespace, an object that does not belong to a waypoint, or that another manager
+//! applies, for instance Istio's control plane.
 
 #![forbid(unsafe_code)]
 
@@ -42,10 +41,10 @@ use status::GatewayState;
 
 /// First and longest backoff after a write that failed.
 const WRITE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// CRD of Gateways.
+/// Name of the CRD of Gateways.
 const GATEWAY_CRD: &str = "gateways.gateway.networking.k8s.io";
 
-/// Input of the deployment of waypoints.
+/// Controller that deploys waypoints, with its settings and inputs.
 #[derive(Clone)]
 pub struct Deployer {
     /// Client of the cluster's API.
@@ -56,9 +55,9 @@ pub struct Deployer {
     pub revision: String,
     /// Namespace of the control planes.
     pub system_namespace: String,
-    /// Whether this replica leads the whole mesh, and so writes objects that all revisions share.
+    /// Whether this replica is the leader of the whole mesh, and so writes the GatewayClass that all revisions share.
     pub is_mesh_leader: watch::Receiver<bool>,
-    /// Label selectors of the namespaces that belong to the mesh; `None` until they are known.
+    /// Discovery selectors of the mesh's namespaces; `None` until they are known.
     pub discovery: watch::Receiver<Option<Vec<LabelSelector>>>,
 }
 
@@ -71,7 +70,7 @@ impl fmt::Debug for Deployer {
 }
 
 impl Deployer {
-    /// Deploys whenever the cluster has Gateways; never returns.
+    /// Deploys waypoints while the cluster has the CRD of Gateways; never returns.
     pub async fn run(self) {
         let config = objects::config().fields(&format!("metadata.name={GATEWAY_CRD}"));
         let api = Api::<CustomResourceDefinition>::all(self.client.clone());
@@ -93,7 +92,7 @@ impl Deployer {
         }
     }
 
-    /// Deploys with the CRDs of a release; never returns.
+    /// Deploys waypoints with the CRDs of this release of the Gateway API; never returns.
     async fn deploy(mut self, release: Release) {
         let namespace = self.system_namespace.as_str();
         let mut table = GatewayTable::new(self.settings, &self.revision, release, namespace);
@@ -135,7 +134,7 @@ impl Deployer {
     }
 }
 
-/// Returns the CRD as soon as it differs, or `None` when it is deleted.
+/// Waits until the release of the CRD differs, and returns it; `None` when the CRD is deleted.
 async fn changed(
     definition: &mut Watch<CustomResourceDefinition, Release>,
     before: Option<&Release>,
@@ -149,26 +148,25 @@ async fn changed(
     }
 }
 
-/// Returns whether the CRD serves a known version; otherwise the control plane logs that when it
-/// reads Gateways.
+/// Returns whether the CRD serves `v1`; otherwise the control plane logs an error when it reads Gateways.
 fn serves_v1(definition: &CustomResourceDefinition) -> bool {
     let mut versions = definition.spec.versions.iter();
     versions.any(|version| version.name == "v1" && version.served)
 }
 
-/// Watches of all objects that matter.
+/// Watches of Gateways, waypoints' objects, and everything that determines them.
 struct Watches {
     class: Watch<DynamicObject, Class>,
     gateways: Watch<DynamicObject, Box<Gateway>>,
     namespaces: Watch<PartialObjectMeta<Namespace>, std::collections::BTreeMap<String, String>>,
     accounts: Watch<PartialObjectMeta<ServiceAccount>, ExistingObject>,
     services: Watch<Service, ExistingObject>,
-    /// Services of control planes.
+    /// Services of control planes, from which the revisions and their tags are read.
     control_planes: Watch<PartialObjectMeta<Service>, ControlPlane>,
     deployments: Watch<Deployment, ExistingObject>,
     autoscalers: Watch<PartialObjectMeta<HorizontalPodAutoscaler>, ExistingObject>,
     budgets: Watch<PartialObjectMeta<PodDisruptionBudget>, ExistingObject>,
-    /// Any ConfigMap may be referred to; of those without settings of waypoints only the name is
+    /// All ConfigMaps, since a Gateway may refer to any; of a ConfigMap without settings of waypoints only the name is
     /// kept.
     config_maps: Watch<ConfigMap, Parameters>,
 }
@@ -226,7 +224,7 @@ impl Watches {
         }
     }
 
-    /// Applies the next event to the table. Returns the kind whose listing completed, if any.
+    /// Applies the next watch event to the table. Returns the kind whose initial list is complete, if any.
     async fn next(&mut self, table: &mut GatewayTable) -> Option<&'static str> {
         tokio::select! {
             event = self.class.next() => match event {
@@ -271,7 +269,7 @@ impl Watches {
     }
 }
 
-/// Number of kinds that are listed before any write: until then, missing objects may exist.
+/// Number of kinds that must be listed before any write, since an object that seems missing may exist.
 const LISTED_KINDS: usize = 10;
 
 fn take(
@@ -320,7 +318,7 @@ fn read_class(class: &DynamicObject) -> Class {
     }
 }
 
-/// Parses a Gateway; the publisher of records reports the errors of an invalid one.
+/// Parses a Gateway; `None` if it is invalid, which the publisher of records reports.
 fn read_gateway(object: &DynamicObject) -> Option<Box<Gateway>> {
     let mut value = object.data.clone();
     let fields = value.as_object_mut()?;
@@ -368,7 +366,7 @@ fn deployment(deployment: &Deployment) -> Option<ExistingObject> {
     })
 }
 
-/// Writes all that is due. A failed write becomes due again; the others proceed.
+/// Performs all writes that are due. A failed write becomes due again; the others proceed.
 async fn work(
     client: &Client,
     table: &mut GatewayTable,

@@ -1,11 +1,11 @@
-//! Condition of the GatewayClass of waypoints about the cluster's release of the Gateway API. Pure.
+//! Condition of the waypoints' GatewayClass about the cluster's release of the Gateway API. Does no IO.
 
 use std::collections::BTreeMap;
 
 use ambit_k8s_api::{known_release, status::DesiredCondition};
 use serde_json::Value;
 
-/// Release of the Gateway API, as the condition `SupportedVersion` reports it.
+/// Release of the Gateway API, as the status condition `SupportedVersion` reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Release {
     is_known: bool,
@@ -13,7 +13,7 @@ pub(crate) struct Release {
 }
 
 impl Release {
-    /// Reads the release of a CRD with these annotations.
+    /// Reads the release from the annotations of a CRD.
     pub(crate) fn of(annotations: Option<&BTreeMap<String, String>>) -> Self {
         match known_release(annotations) {
             Ok(release) => Self {
@@ -27,7 +27,7 @@ impl Release {
         }
     }
 
-    /// Reads the release in the conditions of a class.
+    /// Reads the release from the status conditions of a GatewayClass.
     pub(crate) fn read(conditions: &[Value]) -> Option<Self> {
         let text = |one: &Value, field: &str| -> String {
             let text = one.get(field).and_then(Value::as_str);
@@ -41,7 +41,7 @@ impl Release {
         })
     }
 
-    /// Returns the condition of the class.
+    /// Returns the status condition `SupportedVersion` of the GatewayClass.
     pub(crate) fn condition(&self, generation: Option<i64>) -> DesiredCondition<'_> {
         DesiredCondition {
             type_: "SupportedVersion",
@@ -55,7 +55,7 @@ impl Release {
         }
     }
 
-    /// Logs a warning if the release is unknown.
+    /// Logs a warning if the release of the Gateway API is unknown.
     pub(crate) fn warn(&self) {
         if !self.is_known {
             tracing::warn!("{}", self.message);

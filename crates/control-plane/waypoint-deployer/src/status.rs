@@ -1,4 +1,4 @@
-//! Status of a waypoint's Gateway. Pure.
+//! Status of a waypoint's Gateway. Does no IO.
 
 use ambit_k8s_api::{
     Gateway,
@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 /// State of a Gateway's waypoint.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum GatewayState {
-    /// Its objects are written.
+    /// The waypoint's objects are written.
     Deployed(Progress),
-    /// The Gateway's settings are unusable; earlier objects, if any, stay.
+    /// The Gateway's settings cannot be deployed; earlier objects, if any, stay.
     Unusable(Unusable, Option<Progress>),
-    /// An object of the Gateway's name exists that does not belong to a waypoint.
+    /// An object that the waypoint needs exists already, and does not belong to a waypoint.
     NameConflict(String),
-    /// Another controller manages the Gateway: its field manager.
+    /// Another controller, with this field manager, manages the Gateway.
     ManagedByOther(String),
 }
 
@@ -25,7 +25,7 @@ pub(crate) enum GatewayState {
 pub(crate) struct Progress {
     pub(crate) hostname: String,
     pub(crate) ips: Vec<String>,
-    /// Addresses at load balancers.
+    /// Addresses of the waypoint's Service at load balancers.
     pub(crate) load_balancers: Vec<String>,
     pub(crate) is_ready: bool,
 }
@@ -63,7 +63,7 @@ fn condition(
     }
 }
 
-/// Returns the status to write, with all our fields; `None` if it is unchanged.
+/// Returns the desired status, with all fields of our manager; `None` if the Gateway has it already.
 pub(crate) fn differing(gateway: &Gateway, state: &GatewayState) -> Option<Value> {
     let (conditions, addresses) = (wanted(state), addresses(gateway, state));
     let there = self::conditions(&gateway.status);
@@ -140,8 +140,8 @@ fn programmed(progress: &Progress) -> Condition {
     condition("Programmed", false, reason, message)
 }
 
-/// Returns the addresses of the waypoint, once a pod behind them has been ready. From then on they
-/// stay, since bindings depend on them.
+/// Returns the addresses of the waypoint, once one of its pods has been ready. From then on they stay, since bindings
+/// depend on them.
 fn addresses(gateway: &Gateway, state: &GatewayState) -> Option<Value> {
     let (GatewayState::Deployed(progress) | GatewayState::Unusable(_, Some(progress))) = state
     else {

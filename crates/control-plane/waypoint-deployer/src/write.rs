@@ -1,4 +1,4 @@
-//! Requests to the API server.
+//! Requests to the API server that write or delete objects.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::{
     status::GatewayState,
 };
 
-/// Description of the class; at most 64 bytes.
+/// Description of the GatewayClass; the API allows at most 64 bytes.
 const DESCRIPTION: &str = "Waypoints: layer 7 of the ambient mesh";
 
 /// Returns the API resource of a kind of the Gateway API.
@@ -53,8 +53,8 @@ fn resource_of(part: Part) -> ApiResource {
     }
 }
 
-/// Applies objects. Stops at the first existing object of that name that does not belong to a
-/// waypoint, and returns it.
+/// Applies objects in order. Stops at the first one whose name an object has that does not belong to a waypoint, and
+/// returns that object.
 ///
 /// # Errors
 ///
@@ -94,7 +94,7 @@ pub(crate) async fn apply(
     Ok(None)
 }
 
-/// Removes our part of a Gateway's status, so that nothing is bound to it, and deletes its objects.
+/// Removes our fields from a Gateway's status, so that nothing is bound to it, and deletes its objects.
 pub(crate) async fn release(
     client: &Client,
     name: &Name,
@@ -105,7 +105,7 @@ pub(crate) async fn release(
     remove(client, name, removals).await
 }
 
-/// Deletes objects of a Gateway.
+/// Deletes generated objects of a Gateway.
 pub(crate) async fn remove(
     client: &Client,
     name: &Name,
@@ -133,7 +133,7 @@ pub(crate) async fn remove(
     Ok(())
 }
 
-/// Writes a Gateway's status.
+/// Writes a Gateway's desired status.
 pub(crate) async fn status(
     client: &Client,
     name: &Name,
@@ -154,7 +154,7 @@ pub(crate) async fn status(
     done.map(drop)
 }
 
-/// Creates the class of waypoints. An existing one of another creator stays unchanged.
+/// Creates the GatewayClass of waypoints, unless it exists.
 pub(crate) async fn create_class(client: &Client) -> Result<(), kube::Error> {
     let resource = classes();
     let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
@@ -170,8 +170,8 @@ pub(crate) async fn create_class(client: &Client) -> Result<(), kube::Error> {
     }
 }
 
-/// Writes the conditions of the class for a generation: it is accepted, and whether the release of
-/// the Gateway API is known.
+/// Writes the status conditions of the GatewayClass for a generation: `Accepted`, and whether the release of the
+/// Gateway API is supported.
 pub(crate) async fn accept_class(
     client: &Client,
     release: &Release,

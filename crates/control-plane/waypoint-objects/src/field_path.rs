@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// One step of a path.
+/// One step of a path: a member of a map, or an element of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
     Member(String),
@@ -13,7 +13,7 @@ enum Step {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FieldPath(Vec<Step>);
 
-/// Error in a field: path like `spec.ports[0]`, or `.` for the object itself, and reason.
+/// Error in a field of an object: its path such as `spec.ports[0]`, or `.` for the object itself, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FieldError {
     pub(crate) place: String,
@@ -35,7 +35,7 @@ impl FieldPath {
         Self(steps)
     }
 
-    /// Returns the name of the last member.
+    /// Returns the name of the last map member on the path.
     pub(crate) fn last_member(&self) -> Option<&str> {
         match self.0.last()? {
             Step::Member(name) => Some(name),
@@ -43,7 +43,7 @@ impl FieldPath {
         }
     }
 
-    /// Whether a member of that name is on the path.
+    /// Returns whether the path contains a member of this name.
     pub(crate) fn is_below(&self, name: &str) -> bool {
         let is_it = |step: &Step| matches!(step, Step::Member(member) if member == name);
         self.0.iter().any(is_it)

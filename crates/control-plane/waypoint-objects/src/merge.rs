@@ -12,12 +12,12 @@ use crate::field_path::{FieldError, FieldPath};
 /// Key of the directive in a map or in an element of a list.
 pub(crate) const DIRECTIVE: &str = "$patch";
 
-/// Returns whether a patch removes the whole object.
+/// Returns whether a patch deletes the whole object (`$patch: delete`).
 pub(crate) fn deletes(patch: &Value) -> bool {
     patch.get(DIRECTIVE).and_then(Value::as_str) == Some("delete")
 }
 
-/// Merges a patch into an object.
+/// Merges a patch into an object by the rules of a strategic merge.
 pub(crate) fn merge(into: &mut Value, patch: &Value) -> Result<(), FieldError> {
     let Some(members) = patch.as_object() else {
         return Err(FieldPath::default().wrong("is not a map"));
@@ -25,7 +25,7 @@ pub(crate) fn merge(into: &mut Value, patch: &Value) -> Result<(), FieldError> {
     merge_map(into, members, &FieldPath::default())
 }
 
-/// Strategy of a directive.
+/// How a patch is merged into a value, as its directive `$patch` requires.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Strategy {
     Merge,
@@ -122,7 +122,7 @@ fn merge_list(into: &mut Value, patch: &[Value], place: &FieldPath) -> Result<()
     Ok(())
 }
 
-/// Returns whether an element only removes an existing one.
+/// Returns whether a list element is only the directive `$patch: replace`, which replaces the whole list.
 fn is_replacement(element: &Value) -> bool {
     element.as_object().is_some_and(|members| {
         members.len() == 1 && members.get(DIRECTIVE).and_then(Value::as_str) == Some("replace")
@@ -131,7 +131,8 @@ fn is_replacement(element: &Value) -> bool {
 
 type Keys = &'static [&'static str];
 
-/// Returns the merge keys of a list, which identify its elements, for the kinds that a waypoint consists of.
+/// Returns the merge keys that identify the elements of a list, for lists in the kinds of which a waypoint consists;
+/// `None` for other lists.
 fn keys(of: &FieldPath) -> Option<Keys> {
     let name = of.last_member()?;
     Some(match name {
@@ -147,7 +148,7 @@ fn keys(of: &FieldPath) -> Option<Keys> {
     })
 }
 
-/// Returns the merge key of an element.
+/// Returns the values of an element's merge keys.
 fn key_of(element: &Value, keys: Keys, place: &FieldPath) -> Result<Vec<Value>, FieldError> {
     let part = |name: &&str| match element.get(name) {
         Some(value) if !value.is_null() => Ok(value.clone()),
@@ -171,8 +172,7 @@ mod tests {
         into
     }
 
-    /// Compares with the library, which has the keys of every list; this module has some, and can
-    /// also remove.
+    /// Compares the result with `k8s_openapi::DeepMerge`, which knows the keys of every list but cannot remove members.
     #[test]
     fn patches_without_directives_merge_like_the_library() {
         let pod = |spec: Value| json!({"spec": {"selector": {}, "template": {"spec": spec}}});

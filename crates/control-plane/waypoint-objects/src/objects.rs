@@ -1,4 +1,4 @@
-//! All objects of one waypoint, with their common names, labels and owner.
+//! Builds all objects of one waypoint, with their common names, labels and owner.
 
 use std::collections::BTreeMap;
 
@@ -22,29 +22,29 @@ const NAME_OVERRIDES: [&str; 2] = [
 ];
 /// Maximum length of a Service's name.
 const MAX_NAME_LENGTH: usize = 63;
-/// Annotation of the Gateway that refers to its own manifest.
+/// Prefix of kubectl's annotations, such as the last applied manifest, which are not copied from the Gateway.
 const MANIFEST_ANNOTATION_PREFIX: &str = "kubectl.kubernetes.io/";
 
 /// Objects of a waypoint as manifests. All are in the Gateway's namespace, have its name and are
 /// owned by it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WaypointObjects {
-    /// The account whose identity the waypoint has.
+    /// ServiceAccount whose identity the waypoint has.
     pub service_account: Value,
-    /// Service by which clients reach the waypoint.
+    /// Service under whose cluster IP proxies connect to the waypoint.
     pub service: Value,
-    /// Deployment of the waypoint's pods, without replicas under an autoscaler.
+    /// Deployment of the waypoint's pods, without `replicas` if it has an autoscaler.
     pub deployment: Value,
     /// HorizontalPodAutoscaler, if an overlay requests one.
     pub autoscaler: Option<Value>,
     /// PodDisruptionBudget, unless an overlay disables it.
     pub disruption_budget: Option<Value>,
-    /// Whether the Gateway or an overlay sets `replicas`, so that scaling by others is undone.
+    /// Whether the Gateway or an overlay sets `replicas`, so that scaling by another writer is undone.
     pub sets_replicas: bool,
 }
 
 impl WaypointObjects {
-    /// Returns all objects in order of creation.
+    /// Returns all objects of the waypoint, in the order of creation.
     pub fn all(&self) -> Vec<(Part, &Value)> {
         let all = [
             (Part::ServiceAccount, Some(&self.service_account)),
@@ -62,15 +62,15 @@ impl WaypointObjects {
 /// Reason why no waypoint can be deployed for a Gateway.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
-    /// The Gateway's name is invalid for a Service.
+    /// The Gateway's name is invalid as a Service's name.
     #[error(
         "the name {0:?} cannot be a Service's: use at most 63 lower-case letters, digits and '-', and a letter first"
     )]
     Name(String),
-    /// Invalid parameters of the Gateway.
+    /// The parameters of the Gateway, or of its class, are invalid.
     #[error(transparent)]
     Parameters(#[from] InvalidParameters),
-    /// Invalid number of replicas.
+    /// The Gateway's annotation for the number of replicas is invalid.
     #[error("annotation ambit.io/waypoint-replicas: {0:?} is not a number of pods")]
     Replicas(String),
     /// The type of the Service is invalid, or not supported for waypoints.
@@ -78,7 +78,7 @@ pub enum Unusable {
         "annotation {SERVICE_TYPE_ANNOTATION}: {0:?} is no type of a waypoint's Service; there are ClusterIP, NodePort and LoadBalancer"
     )]
     ServiceType(String),
-    /// The requested name differs from the Gateway's, by which clients identify the waypoint's
+    /// The Gateway's annotation requests another name than the Gateway's, by which clients identify the waypoint's
     /// service account.
     #[error(
         "annotation {0} is not supported: a waypoint is trusted by its account, which has the Gateway's name; rename the Gateway"
@@ -87,7 +87,7 @@ pub enum Unusable {
 }
 
 impl Unusable {
-    /// Returns the reason of the Gateway's condition.
+    /// Returns the reason in the Gateway's status condition.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Parameters(_) => "InvalidParameters",
@@ -153,7 +153,7 @@ impl<'a> ObjectBuilder<'a> {
         })
     }
 
-    /// Merges the overlays into the objects.
+    /// Merges the overlays into the waypoint's objects.
     fn overlay(
         &self,
         objects: &mut WaypointObjects,
@@ -279,20 +279,20 @@ impl<'a> ObjectBuilder<'a> {
         object
     }
 
-    /// Returns the labels of every object.
+    /// Returns the labels that every object of the waypoint has.
     fn labels(&self) -> Value {
         json!({MANAGED: MANAGED_BY, GATEWAY_NAME: self.name, GATEWAY_CLASS_NAME: CLASS})
     }
 
-    /// Labels and annotations that the Gateway sets explicitly.
+    /// Returns labels and annotations that `spec.infrastructure` of the Gateway sets.
     fn infrastructure(&self) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
         let own = self.gateway.spec.infrastructure.clone().unwrap_or_default();
         (own.labels, own.annotations)
     }
 
-    /// Returns labels and annotations of the objects, but not of the pods: if the Gateway's
-    /// `infrastructure` sets none, its own are copied. A changed annotation of the pods would
-    /// replace all of them.
+    /// Returns the Gateway's labels and annotations for the objects, but not for the pods: those of
+    /// `spec.infrastructure` if it exists, else the Gateway's own. On pods, a changed annotation would replace all of
+    /// them.
     fn copied(&self) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
         if self.gateway.spec.infrastructure.is_some() {
             return self.infrastructure();
@@ -317,7 +317,8 @@ fn replicas(gateway: &Gateway, settings: &Settings) -> Result<i32, Unusable> {
     number.ok_or_else(|| Unusable::Replicas(text.to_owned()))
 }
 
-/// Returns the type of the Service. Mesh clients use the cluster IP in any case.
+/// Returns the type of the waypoint's Service from the Gateway's annotation. Clients in the mesh use the cluster IP in
+/// any case.
 fn service_type(gateway: &Gateway) -> Result<&str, Unusable> {
     match annotation(gateway, SERVICE_TYPE_ANNOTATION) {
         None => Ok("ClusterIP"),
@@ -326,13 +327,13 @@ fn service_type(gateway: &Gateway) -> Result<&str, Unusable> {
     }
 }
 
-/// Returns the annotation that requests another name, if there is one.
+/// Returns the Gateway's annotation that requests a name other than `name`, if there is one.
 fn other_name(gateway: &Gateway, name: &str) -> Option<&'static str> {
     let mut all = NAME_OVERRIDES.into_iter();
     all.find(|one| annotation(gateway, one).is_some_and(|other| other != name))
 }
 
-/// Merges the members of a map into the map at a path of an object.
+/// Merges `members` into the map at the path `place` of an object.
 fn merge(object: &mut Value, place: &str, members: &Value) {
     let into = object.pointer_mut(place).and_then(Value::as_object_mut);
     if let (Some(into), Some(members)) = (into, members.as_object()) {

@@ -1,4 +1,4 @@
-//! Decides which Gateways this control plane manages, and which objects it has created.
+//! Labels and names that decide which Gateways this control plane manages, and which objects it has created.
 
 use std::collections::BTreeMap;
 
@@ -16,8 +16,8 @@ pub const MANAGED: &str = "gateway.istio.io/managed";
 /// Value of [`MANAGED`] on a waypoint's objects.
 pub const MANAGED_BY: &str = "istio.io-mesh-controller";
 
-/// Returns whether a control plane manages a Gateway, of any class. Namespaces select a revision,
-/// too: `namespace` are the labels of the Gateway's namespace.
+/// Returns whether the control plane of a revision manages a Gateway, of any class. `namespace` has the labels of the
+/// Gateway's namespace, which may select a revision, too.
 pub fn is_of_revision(
     gateway: &Gateway,
     namespace: &BTreeMap<String, String>,
@@ -29,9 +29,8 @@ pub fn is_of_revision(
     revisions.is_own(own.map(String::as_str), of_namespace.map(String::as_str))
 }
 
-/// Returns whether a Gateway's waypoint is deployed automatically: its class is that of waypoints,
-/// and it does not request an address by host name, which means that its Service and pods are
-/// deployed manually.
+/// Returns whether a Gateway's waypoint is deployed automatically: its class is [`CLASS`], and it does not request an
+/// address by host name, which means that its Service and pods are deployed manually.
 pub fn is_deployed(gateway: &Gateway) -> bool {
     let by_hostname = gateway
         .spec
@@ -41,8 +40,7 @@ pub fn is_deployed(gateway: &Gateway) -> bool {
     gateway.spec.gateway_class_name == CLASS && !by_hostname
 }
 
-/// Returns whether an object was created for a waypoint, by Ambit or by another implementation of
-/// the same controller.
+/// Returns whether an object was created for a waypoint, by Ambit or by another controller of [`CLASS`].
 pub fn is_managed(metadata: &ObjectMeta) -> bool {
     let labels = metadata.labels.as_ref();
     labels

@@ -1,4 +1,4 @@
-//! One overlay: parses and validates it, merges it into an object, and validates the result.
+//! One overlay of an object: parses and validates it, merges it into the object, and validates the result.
 
 use k8s_openapi::api::{
     apps::v1::Deployment,
@@ -25,13 +25,13 @@ pub(crate) struct Overlay<'a> {
 }
 
 impl Overlay<'_> {
-    /// Returns the parsed overlay.
+    /// Parses the overlay's YAML text.
     pub(crate) fn read(&self) -> Result<Value, InvalidParameters> {
         read(self.text).map_err(|wrong| self.invalid(wrong))
     }
 
-    /// Merges the overlay into the object; returns `None` if the overlay removes it. `base` is the
-    /// default object.
+    /// Merges the overlay into the object; returns `None` if the overlay deletes it. `base` is the object without any
+    /// overlay.
     pub(crate) fn apply(
         &self,
         overlay: &Value,
@@ -87,8 +87,8 @@ fn read(text: &str) -> Result<Value, FieldError> {
     }
 }
 
-/// Removes a budget's field that excludes the overlay's one: Kubernetes accepts only one of the
-/// two.
+/// Removes the PodDisruptionBudget's field that excludes the field of the overlay: Kubernetes accepts only one of
+/// `minAvailable` and `maxUnavailable`.
 fn remove_excluded_field(budget: &mut Value, overlay: &Value) {
     let field_of = |field: &str| {
         let value = overlay.get("spec").and_then(|spec| spec.get(field));
@@ -154,7 +154,7 @@ fn typed<T: DeserializeOwned + Serialize>(object: &Value) -> Result<(), FieldErr
     }
 }
 
-/// Returns the first member that parsing and serializing an object loses.
+/// Returns the first member that is lost when the object is parsed to a Kubernetes type and serialized again.
 fn first_lost_member(before: &Value, after: &Value, place: &FieldPath) -> Option<FieldPath> {
     match (before, after) {
         (Value::Object(before), Value::Object(after)) => before.iter().find_map(|(name, value)| {

@@ -1,4 +1,4 @@
-//! ConfigMaps with overlays: those that Gateways refer to, and those for all waypoints.
+//! ConfigMaps with overlays of waypoints' objects: those that Gateways refer to, and those for all waypoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,20 +10,20 @@ use crate::{CLASS, Part, error::InvalidParameters, overlay::Overlay};
 /// Label of a ConfigMap in the system namespace: GatewayClass that its overlays are for.
 const DEFAULTS_FOR_CLASS: &str = "gateway.istio.io/defaults-for-class";
 
-/// Namespace and name.
+/// Namespace and name of a ConfigMap.
 type Name = (Box<str>, Box<str>);
 
-/// Parameters of waypoints in a ConfigMap.
+/// Overlays of waypoints' objects in one ConfigMap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
-    /// Overlay texts by the object that they modify.
+    /// Overlay texts by the object to which each applies.
     texts: BTreeMap<Part, Box<str>>,
     /// Whether the ConfigMap applies to every waypoint.
     is_default: bool,
 }
 
 impl Parameters {
-    /// Returns the parameters in a ConfigMap.
+    /// Reads the overlays in a ConfigMap.
     pub fn of(map: &ConfigMap) -> Self {
         let text = |part: Part| Some((part, map.data.as_ref()?.get(part.key())?.as_str().into()));
         let labels = map.metadata.labels.as_ref();
@@ -35,10 +35,10 @@ impl Parameters {
     }
 }
 
-/// ConfigMaps with parameters of waypoints.
+/// All ConfigMaps with overlays of waypoints' objects.
 #[derive(Clone, Debug)]
 pub struct ConfigMaps {
-    /// Namespace of the parameters for all waypoints.
+    /// Namespace of the ConfigMaps that apply to all waypoints.
     system: Box<str>,
     all: BTreeMap<Name, Parameters>,
     defaults: BTreeSet<Name>,
@@ -54,7 +54,7 @@ impl ConfigMaps {
         }
     }
 
-    /// Updates or removes a ConfigMap. Returns whether that may affect every waypoint.
+    /// Updates or removes a ConfigMap. Returns whether the change may affect every waypoint.
     pub fn set(&mut self, namespace: &str, name: &str, to: Option<Parameters>) -> bool {
         let key: Name = (namespace.into(), name.into());
         let was_default = self.defaults.remove(&key);
@@ -71,8 +71,8 @@ impl ConfigMaps {
             && (was_default != is_default || before.as_ref() != self.all.get(&key))
     }
 
-    /// Returns the overlays of a Gateway's objects: first those for all, in the order of their
-    /// names, then its own.
+    /// Returns the overlays of a Gateway's objects: first those for all waypoints, in the order of the ConfigMaps'
+    /// names, then the Gateway's own.
     pub(crate) fn of(&self, gateway: &Gateway) -> Result<Vec<Overlay<'_>>, InvalidParameters> {
         let mut names: Vec<_> = self.defaults.iter().cloned().collect();
         names.extend(reference(gateway)?);
@@ -93,13 +93,13 @@ impl ConfigMaps {
     }
 }
 
-/// Returns whether a Gateway refers to a ConfigMap.
+/// Returns whether a Gateway refers to this ConfigMap.
 pub fn refers_to(gateway: &Gateway, namespace: &str, name: &str) -> bool {
     let to = reference(gateway).ok().flatten();
     to.is_some_and(|(of, it)| *of == *namespace && *it == *name)
 }
 
-/// Returns the ConfigMap that a Gateway refers to, in its namespace.
+/// Returns namespace and name of the ConfigMap to which a Gateway refers.
 fn reference(gateway: &Gateway) -> Result<Option<Name>, InvalidParameters> {
     let infrastructure = gateway.spec.infrastructure.as_ref();
     let Some(to) = infrastructure.and_then(|own| own.parameters_ref.as_ref()) else {

@@ -1,22 +1,22 @@
 //! Kinds of a waypoint's objects.
 
-/// One of the objects of a waypoint.
+/// Kind of object of which a waypoint consists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Part {
-    /// The account whose identity the waypoint has.
+    /// ServiceAccount whose identity the waypoint has.
     ServiceAccount,
-    /// Service by which clients reach the waypoint.
+    /// Service under whose cluster IP proxies connect to the waypoint.
     Service,
-    /// Deployment with the pods.
+    /// Deployment of the waypoint's pods.
     Deployment,
-    /// Autoscaler, if an overlay requests one.
+    /// HorizontalPodAutoscaler of the Deployment, if an overlay requests one.
     Autoscaler,
     /// PodDisruptionBudget of the waypoint's pods.
     DisruptionBudget,
 }
 
 impl Part {
-    /// All kinds of objects in order of creation.
+    /// All kinds of objects, in the order of creation.
     pub const ALL: [Self; 5] = [
         Self::ServiceAccount,
         Self::Service,
@@ -25,7 +25,7 @@ impl Part {
         Self::DisruptionBudget,
     ];
 
-    /// Returns the API group and version.
+    /// Returns the API group and version of the kind.
     pub fn api_version(self) -> &'static str {
         match self {
             Self::ServiceAccount | Self::Service => "v1",
@@ -35,7 +35,7 @@ impl Part {
         }
     }
 
-    /// Kind of the object.
+    /// Returns the kind of the object.
     pub fn kind(self) -> &'static str {
         match self {
             Self::ServiceAccount => "ServiceAccount",
@@ -57,7 +57,7 @@ impl Part {
         }
     }
 
-    /// Returns the key of the object's overlays in a ConfigMap.
+    /// Returns the key of the object's overlays in ConfigMaps.
     pub fn key(self) -> &'static str {
         match self {
             Self::ServiceAccount => "serviceAccount",

@@ -1,7 +1,7 @@
-//! Permitted changes by overlays. A user who may write a ConfigMap and a Gateway need not be
-//! allowed to run programs in the namespace, and a waypoint is trusted beyond its namespace: so an
-//! overlay may set placement, number and resources of its pods, and never their programs, identity,
-//! or source of keys. Any field that is not listed here is rejected.
+//! Allowlist of changes by overlays. A user who may write a ConfigMap and a Gateway need not be allowed to run programs
+//! in the namespace, and a waypoint is trusted beyond its namespace: so an overlay may set placement, number and
+//! resources of its pods, and never their programs, identity, or source of keys. Any field that is not listed here is
+//! rejected.
 
 use serde_json::{Map, Value};
 
@@ -15,7 +15,7 @@ use crate::{
 };
 use ambit_k8s_api::labels::DATAPLANE_MODE;
 
-/// Labels that mark an object as a waypoint's.
+/// Labels that mark an object as a waypoint's, which overlays cannot change.
 const LABELS: [&str; 5] = [
     MANAGED,
     GATEWAY_NAME,
@@ -38,7 +38,7 @@ const VARIABLES: [&str; 11] = [
     "AMBIT_STREAM_IDLE_TIMEOUT",
     "AMBIT_CANCEL_ON_HALF_CLOSE",
 ];
-/// Prefixes of permitted environment variables.
+/// Prefixes of environment variables that overlays may set.
 const VARIABLE_PREFIXES: [&str; 6] = [
     "AMBIT_ACCESS_LOG",
     "AMBIT_MAX_SETUPS_",
@@ -47,23 +47,23 @@ const VARIABLE_PREFIXES: [&str; 6] = [
     "OTEL_",
     "POOL_",
 ];
-/// Directories below which files may be mounted: they have no program, no library, and no file that
-/// is read without configuration.
+/// Directories below which overlays may mount files: no program or library is in them, and no file that is read without
+/// configuration.
 const MOUNT_DIRECTORIES: [&str; 3] = ["/data/", "/etc/certs/", "/mnt/"];
 
-/// Rule about the permitted values of a field.
+/// Rule about the values that an overlay may set in a field.
 enum Rule {
     /// Any value, including removal.
     Any,
-    /// Permitted fields; others are rejected.
+    /// Only these fields; others are rejected.
     Fields(&'static [(&'static str, Self)]),
-    /// Unchanged value only, for overlays with complete objects.
+    /// Only the value that the object already has, for overlays with complete objects.
     Same,
-    /// Any labels except those that mark the waypoint.
+    /// Any labels except those in [`LABELS`].
     Labels,
     /// One of these values.
     OneOf(&'static [&'static str]),
-    /// Permitted elements of a list, identified by a merge key.
+    /// Only these elements of a list, identified by a merge key.
     List(&'static List),
 }
 
@@ -71,7 +71,7 @@ struct List {
     key: &'static str,
     is_allowed: fn(&Value) -> Result<(), &'static str>,
     element: Rule,
-    /// Whether elements may be removed or replaced.
+    /// Whether overlays may remove or replace elements.
     may_be_removed: bool,
 }
 
@@ -223,8 +223,7 @@ const PROXY: &[(&str, Rule)] = &[
     ),
 ];
 
-/// Permitted probes: never `exec`, which would run a program, and no other host, which the kubelet
-/// would call.
+/// Rule for probes: never `exec`, which would run a program, and no other host, which the kubelet would call.
 const PROBE: Rule = Rule::Fields(&[
     ("failureThreshold", Rule::Any),
     (
@@ -264,7 +263,7 @@ const DISRUPTION_BUDGET: &[(&str, Rule)] = &[(
     ]),
 )];
 
-/// Checks an overlay of one of a waypoint's objects; `base` is the object without it.
+/// Checks that an overlay makes only permitted changes to one of a waypoint's objects; `base` is the object without it.
 pub(crate) fn check(part: Part, overlay: &Value, base: &Value) -> Result<(), FieldError> {
     let own = match part {
         Part::ServiceAccount => SERVICE_ACCOUNT,
@@ -327,8 +326,7 @@ fn judge(
     }
 }
 
-/// Returns the map at a path where the map itself can be neither removed nor replaced, since some
-/// members must stay.
+/// Returns the map at a path, which an overlay may neither remove nor replace, since some of its members must stay.
 fn map<'a>(value: &'a Value, place: &FieldPath) -> Result<&'a Map<String, Value>, FieldError> {
     let members = value
         .as_object()

@@ -7,21 +7,21 @@ use ambit_k8s_api::labels::{
     CANONICAL_NAME, CANONICAL_REVISION, DATAPLANE_MODE, DATAPLANE_MODE_NONE, POD_TEMPLATE_HASH,
 };
 
-/// Label of a waypoint's pods: name of their Gateway.
+/// Label of a waypoint's pods that names their Gateway.
 pub const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
-/// Port on which waypoints accept tunnels.
+/// Port on which waypoints accept HBONE tunnels.
 pub const HBONE_PORT: u16 = 15008;
 /// Port of the readiness probe.
 pub(crate) const READINESS_PORT: u16 = 15021;
 const METRICS_PORT: u16 = 15020;
-/// Lifetime of a token, in seconds; Kubernetes renews it long before.
+/// Requested lifetime of the service account token, in seconds; the kubelet renews it long before it expires.
 const TOKEN_LIFETIME_SECONDS: u32 = 43_200;
 /// Environment variable with the pod's termination grace period.
 const GRACE_PERIOD_VARIABLE: &str = "TERMINATION_GRACE_PERIOD_SECONDS";
-/// Name of the only container.
+/// Name of the pod's only container.
 pub(crate) const CONTAINER: &str = "istio-proxy";
-/// Names of the volumes: the token and the root certificates for requests to the CA, scratch space,
-/// revocation lists, trust domains, and the socket of a SPIFFE agent.
+/// Names of the pod's volumes: the token and the root certificates for requests to the CA, scratch space, CRLs, trust
+/// domains, and the socket of a SPIFFE agent.
 pub(crate) const VOLUMES: [&str; 6] = [
     "istio-token",
     "istiod-ca-cert",
@@ -30,12 +30,12 @@ pub(crate) const VOLUMES: [&str; 6] = [
     "peer-ca-crl",
     "spiffe-workload-api",
 ];
-/// Directory of the Workload API's socket.
+/// Directory of the Workload API's socket in the container.
 const WORKLOAD_API_DIRECTORY: &str = "/var/run/spiffe";
-/// Unprivileged user id.
+/// Unprivileged user ID of the container's process.
 const USER_ID: u32 = 1337;
 
-/// Returns the labels of a waypoint's pods, except those of every object of the waypoint.
+/// Returns the labels of a waypoint's pods, without the labels that every object of the waypoint has.
 pub(crate) fn labels(gateway: &str) -> Value {
     json!({
         GATEWAY_NAME: gateway,
@@ -56,7 +56,7 @@ pub(crate) fn annotations() -> Value {
     })
 }
 
-/// Returns the specification of the pod.
+/// Returns the specification of a waypoint's pods.
 pub(crate) fn spec(gateway: &str, selector: &Value, settings: &Settings) -> Value {
     let secrets: Vec<_> = settings
         .image_pull_secrets
@@ -262,9 +262,9 @@ fn volumes(settings: &Settings) -> Vec<Value> {
     volumes
 }
 
-/// Returns the default topology spread: over nodes, among the pods of one rollout. Uses only a key that every node has:
-/// kube-scheduler excludes nodes without a key from all constraints, so that a zone constraint would not spread pods
-/// where nodes have no zones.
+/// Returns the default topology spread constraints: over nodes, among the pods of one rollout. They use only a key that
+/// every node has: kube-scheduler excludes nodes without a key from all constraints, so that a zone constraint would
+/// not spread pods where nodes have no zones.
 fn spread(selector: &Value, settings: &Settings) -> Vec<Value> {
     let usual = json!(
         {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
@@ -277,8 +277,8 @@ fn spread(selector: &Value, settings: &Settings) -> Vec<Value> {
     constraints
 }
 
-/// Returns the affinity: pods avoid the zones of the waypoint's other pods, unless the settings say
-/// how pods are spread. Nodes without zones are equal to it.
+/// Returns the pods' affinity: unless the settings say how pods are spread, pods avoid the zones of the waypoint's
+/// other pods. Nodes without zones are equally preferred.
 ///
 /// Without `matchLabelKeys`, which API servers before Kubernetes 1.29 reject.
 fn affinity(selector: &Value, settings: &Settings) -> Map<String, Value> {
@@ -296,7 +296,7 @@ fn affinity(selector: &Value, settings: &Settings) -> Map<String, Value> {
     affinity
 }
 
-/// Adds the default selector to constraints without one.
+/// Adds the pods' selector to topology spread constraints without one.
 fn select(constraints: &mut [Value], selector: &Value) {
     for constraint in constraints.iter_mut().filter_map(Value::as_object_mut) {
         constraint
@@ -308,7 +308,7 @@ fn select(constraints: &mut [Value], selector: &Value) {
     }
 }
 
-/// Recomputes derived fields of a Deployment after overlays were merged.
+/// Recomputes the fields of a Deployment that depend on others, after overlays were merged.
 pub(crate) fn adjust(deployment: &mut Value, selector: &Value, settings: &Settings) {
     let Some(spec) = deployment.pointer_mut("/spec/template/spec") else {
         return;
@@ -337,7 +337,7 @@ pub(crate) fn adjust(deployment: &mut Value, selector: &Value, settings: &Settin
     }
 }
 
-/// Removes empty values, so that server-side apply claims no field for nothing.
+/// Removes empty values, so that server-side apply does not own their fields needlessly.
 fn drop_empty(object: &mut Value) {
     let Some(members) = object.as_object_mut() else {
         return;

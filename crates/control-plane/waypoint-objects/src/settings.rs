@@ -1,4 +1,4 @@
-//! Settings of an installation for its waypoints.
+//! Installation-wide settings of waypoints.
 
 use std::collections::BTreeMap;
 
@@ -11,40 +11,40 @@ use serde_json::{Map, Value};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Settings {
-    /// Image of the container.
+    /// Image of the waypoint container.
     pub image: String,
     /// Image pull policy; empty leaves it to Kubernetes.
     pub image_pull_policy: String,
-    /// Secrets with credentials for the registry.
+    /// Names of the Secrets with credentials for the registry.
     pub image_pull_secrets: Vec<String>,
     /// Command of the container; empty uses the image's own.
     pub command: Vec<String>,
     /// Number of pods of a waypoint.
     pub replicas: i32,
-    /// Resources of the container.
+    /// Resource requests and limits of the container.
     pub resources: Value,
     /// Labels of the nodes that waypoints may run on.
     pub node_selector: BTreeMap<String, String>,
     /// Tolerations of the pods.
     pub tolerations: Vec<Value>,
-    /// Affinity of the pods; without pod affinity, pods prefer different zones, if spreading is the
-    /// default.
+    /// Affinity of the pods; without pod affinity, pods prefer different zones if the default spreading applies.
     pub affinity: Map<String, Value>,
     /// Topology spread constraints without selectors; empty spreads pods over nodes and zones.
     pub topology_spread_constraints: Vec<Value>,
     /// Seccomp profile of the container.
     pub seccomp_profile: Value,
-    /// Maximum drain time of a terminating waypoint; it exits earlier when no connections are left.
+    /// Maximum drain time of a terminating waypoint, in seconds; the waypoint exits earlier when no connections are
+    /// left.
     pub termination_grace_period_seconds: u32,
     /// URL of the xDS server.
     pub control_address: String,
-    /// URL of the CA; empty uses the control plane.
+    /// URL of the CA; if empty, the control plane's URL is used.
     pub ca_address: String,
     /// Socket of SPIFFE's Workload API, which issues certificates instead of the CA.
     pub spiffe: Option<WorkloadApi>,
-    /// SPIFFE id of the client that reads flow events on behalf of users.
+    /// SPIFFE ID of the client that reads flow events on behalf of users.
     pub flow_reader: Option<String>,
-    /// Whether peers are rejected whose certificates the ConfigMap `istio-ca-crl` revokes.
+    /// Whether waypoints reject peer certificates that the CRLs in the ConfigMap `istio-ca-crl` revoke.
     pub peer_ca_crl: bool,
     /// Trust domain of the mesh's identities.
     pub trust_domain: String,
@@ -52,9 +52,9 @@ pub struct Settings {
     pub cluster_id: String,
     /// DNS domain of the cluster's services.
     pub cluster_domain: String,
-    /// Name of the network; empty for a single network.
+    /// Name of the network; empty in a mesh of a single network.
     pub network: String,
-    /// Whether metrics have the identities of both sides as labels.
+    /// Whether metrics have the principals of client and server as labels.
     pub metrics_principals: bool,
     /// Collector to which waypoints push their metrics and logs.
     pub open_telemetry: OpenTelemetry,
@@ -62,27 +62,27 @@ pub struct Settings {
     pub log_level: String,
     /// Whether logs are formatted as JSON.
     pub log_as_json: bool,
-    /// Permitted protocols of the HTTP/1.1 header `Upgrade`.
+    /// Protocols that clients may request with the HTTP/1.1 header `Upgrade`.
     pub upgrades: Vec<String>,
-    /// Further environment variables, which override the generated ones.
+    /// Additional environment variables, which override the generated ones.
     pub env: BTreeMap<String, String>,
-    /// Paths of files in the container.
+    /// Paths of mounted files in the container.
     pub files: Files,
 }
 
-/// Exports of metrics and logs to an OpenTelemetry collector.
+/// Export of metrics and logs to an OpenTelemetry collector.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct OpenTelemetry {
-    /// URL of the collector; empty without one.
+    /// URL of the collector; empty for no export.
     pub endpoint: String,
-    /// Protocol name of OpenTelemetry.
+    /// OTLP protocol, as in `OTEL_EXPORTER_OTLP_PROTOCOL`.
     pub protocol: String,
     /// Whether metrics are exported.
     pub metrics: bool,
     /// Whether logs are exported.
     pub logs: bool,
-    /// Secret with the headers of each export.
+    /// Secret with the header lines of each export request.
     pub headers_secret: SecretKey,
 }
 
@@ -98,15 +98,15 @@ impl Default for OpenTelemetry {
     }
 }
 
-/// Socket of SPIFFE's Workload API on each node.
+/// Location of the SPIFFE Workload API's socket on each node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct WorkloadApi {
-    /// CSI driver that mounts the directory of the socket; empty mounts `host_path`.
+    /// Name of the CSI driver that mounts the directory of the socket; if empty, `host_path` is mounted.
     pub csi_driver: String,
-    /// Directory of the socket on nodes.
+    /// Directory of the socket on the node.
     pub host_path: String,
-    /// Name of the socket.
+    /// File name of the socket.
     pub socket: String,
 }
 
@@ -120,7 +120,7 @@ pub struct SecretKey {
     pub key: String,
 }
 
-/// Paths inside the container.
+/// Paths of mounted files in the container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Files {
@@ -128,9 +128,9 @@ pub struct Files {
     pub token: String,
     /// Path of the mesh's root certificate.
     pub root_cert: String,
-    /// Path of the revocation lists.
+    /// Path of the CRLs.
     pub crl: String,
-    /// Path of the accepted trust domains.
+    /// Path of the file of accepted trust domains.
     pub trust_domains: String,
 }
 

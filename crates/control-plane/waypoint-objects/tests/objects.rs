@@ -65,7 +65,8 @@ fn waypoint_objects_with_all_settings() {
     insta::assert_yaml_snapshot!("every_setting", made.deployment["spec"]);
 }
 
-/// kube-scheduler's `topologySpreadConstraints` exclude nodes that lack one of the keys.
+/// Checks that pods spread over zones only by affinity: topology spread constraints exclude nodes that lack one of the
+/// keys.
 #[test]
 fn pods_spread_over_nodes_by_constraint_and_zones_by_affinity() {
     let pod = |settings: Value| {

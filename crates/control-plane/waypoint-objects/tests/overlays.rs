@@ -47,7 +47,7 @@ fn with(own: &[(&str, &str)]) -> Result<WaypointObjects, Unusable> {
     objects(&gateway(to("own")), &Settings::default(), &maps(own))
 }
 
-/// Returns the problem of an overlay in the Gateway's condition.
+/// Returns the reason, as in the Gateway's condition, why an overlay is rejected.
 fn wrong(key: &str, text: &str) -> String {
     let error = with(&[(key, text)]).unwrap_err();
     assert_eq!(error.reason(), "InvalidParameters");

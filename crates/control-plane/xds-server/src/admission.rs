@@ -15,18 +15,18 @@ pub struct Admission {
     limiter: Mutex<RateLimiter>,
 }
 
-/// Rate limiter that computes when the next caller may enter. Pure.
+/// Rate limiter that computes when the next stream may be opened. Does no IO.
 #[derive(Debug)]
 struct RateLimiter {
     interval: Duration,
-    /// Burst size after an idle period.
+    /// Number of streams that may be opened at once after an idle period.
     burst: u32,
-    /// Time at which the queue is empty, without further callers.
+    /// Time at which the whole burst is available again, if no further stream is opened.
     queue_ends: Option<Instant>,
 }
 
 impl RateLimiter {
-    /// Returns the wait of the next caller; `None` if it is too long.
+    /// Returns how long the next caller must wait; `None` if that is too long.
     fn enter(&mut self, now: Instant) -> Option<Duration> {
         let queue_ends = self.queue_ends.map_or(now, |at| at.max(now));
         let ahead = queue_ends - now;
@@ -52,7 +52,7 @@ impl Admission {
         }
     }
 
-    /// Waits until the caller may enter; returns false if the wait would be too long.
+    /// Waits until the caller may open a stream; returns false if the wait would be too long.
     pub async fn enter(&self) -> bool {
         let wait = self.limiter.lock().enter(Instant::now());
         match wait {

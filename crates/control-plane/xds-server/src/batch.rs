@@ -14,15 +14,15 @@ use parking_lot::Mutex;
 
 use crate::{entry::Entry, scope::View, wire_form};
 
-/// Number of recent steps that are cached for slower clients.
+/// Number of recent steps (changes between two revisions) that are cached for slower clients.
 const MAX_CACHED_STEPS: usize = 16;
 
 /// Records and names that a push carries.
 #[derive(Debug)]
 pub struct Batch {
-    /// View of the resources.
+    /// View that the batch is built for.
     pub view: View,
-    /// Records that are new or different.
+    /// Records that are new or changed.
     pub resources: Vec<Arc<Entry>>,
     /// Names of removed records.
     pub removed: Vec<ArcStr>,
@@ -44,19 +44,19 @@ impl Batch {
         }
     }
 
-    /// Includes aliases, for clients that subscribe to single records.
+    /// Includes records' aliases, for clients that subscribe to single records.
     #[must_use]
     pub fn with_aliases(mut self) -> Self {
         self.with_aliases = true;
         self
     }
 
-    /// Returns whether there is nothing to send.
+    /// Returns whether the batch has neither records nor removed names.
     pub fn is_empty(&self) -> bool {
         self.resources.is_empty() && self.removed.is_empty()
     }
 
-    /// Returns the encoded pieces.
+    /// Returns the encoded batch, in pieces.
     pub fn encoded(&self) -> &[Bytes] {
         self.encoded.get_or_init(|| {
             let resource_type = self.view.resource_type();
@@ -73,7 +73,7 @@ impl Batch {
 /// Response to a client.
 #[derive(Clone, Debug)]
 pub struct Push {
-    /// Nonce of the response.
+    /// Nonce of the response, which the client's acknowledgement repeats.
     pub nonce: String,
     /// Revision of the store from which the batch was built.
     pub system_version: String,
@@ -90,10 +90,10 @@ impl Push {
     }
 }
 
-/// Part of a step that is sent.
+/// Part of a step (changes between two revisions) that a push carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepPart {
-    /// Complete batch of changes.
+    /// Records and removed names.
     Whole,
     /// Existing records only.
     Existing,
@@ -110,12 +110,12 @@ struct Step {
     batch: Arc<Batch>,
 }
 
-/// Content of a view at one revision.
+/// All records of a view at one revision.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// Revision of the store.
     pub revision: u64,
-    /// Records of the response.
+    /// Batch with the records.
     pub batch: Arc<Batch>,
 }
 
@@ -123,7 +123,7 @@ pub struct Snapshot {
 #[derive(Debug, Default)]
 pub struct Batches {
     steps: Mutex<VecDeque<Step>>,
-    /// Snapshots, kept alive by the streams that send them.
+    /// Recent snapshots by view and revision, kept alive by the streams that send them.
     snapshots: Mutex<Vec<(View, u64, Weak<Batch>)>>,
 }
 

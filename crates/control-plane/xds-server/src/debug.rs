@@ -1,8 +1,8 @@
-//! State-of-the-world xDS for Istio's tools alone: `istioctl proxy-status` and `istioctl version`
-//! query the connected clients of each replica, by resource types that the mesh does not use.
+//! State-of-the-world xDS for Istio's tools only: `istioctl proxy-status` and `istioctl version` query the connected
+//! clients of each replica, by resource types that the mesh does not use.
 //!
-//! Only service accounts of the mesh's own namespace may query, as in Istio. A stream ends after a
-//! minute; nothing is pushed on it.
+//! Only service accounts of the mesh's own namespace may query, as in Istio. A stream ends after a minute; nothing is
+//! pushed on it.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -19,7 +19,7 @@ use tonic::{Request, Status, Streaming};
 
 use crate::sessions::{SessionStatus, Sessions};
 
-/// Path of the gRPC method.
+/// Path of the gRPC method for state-of-the-world xDS.
 pub(crate) const METHOD: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
 /// Maximum size of a request in bytes.
@@ -31,9 +31,9 @@ const MAX_AGE: Duration = Duration::from_secs(60);
 /// Maximum requests of one stream.
 const MAX_REQUESTS: usize = 64;
 
-/// Type of acknowledged versions (`istioctl proxy-status`).
+/// Resource type for the versions that clients acknowledged (`istioctl proxy-status`).
 const SYNC_STATUS: &str = "istio.io/debug/syncz";
-/// Type of connected clients (`istioctl version`).
+/// Resource type for connected clients (`istioctl version`).
 const CONNECTIONS: &str = "istio.io/connections";
 /// Nonce of every response.
 const NONCE: &str = "1";
@@ -52,7 +52,7 @@ pub struct DebugService {
 }
 
 impl DebugService {
-    /// Creates the service that reports `sessions` in the name of a replica.
+    /// Creates the service that reports `sessions` in the name of `replica`.
     pub fn new(sessions: Sessions, access: Arc<Access>, replica: &str, cluster_id: &str) -> Self {
         Self {
             sessions,
@@ -63,7 +63,7 @@ impl DebugService {
         }
     }
 
-    /// Opens a stream.
+    /// Opens a state-of-the-world stream, if its caller may use it.
     pub(crate) async fn open(
         self,
         request: Request<Streaming<DiscoveryRequest>>,
@@ -151,7 +151,7 @@ impl DebugService {
         })
     }
 
-    /// Returns the client of a session that has identified itself.
+    /// Returns the xDS node of a session's client, if the client has sent it.
     fn node(&self, session: &SessionStatus) -> Option<Node> {
         let node = session.node.as_ref()?;
         let text = |text: &str| Value {

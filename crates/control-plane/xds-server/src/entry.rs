@@ -1,4 +1,4 @@
-//! Encoded record with its version and the keys by which it is found.
+//! Encoded xDS record, with its version and the keys by which it is found.
 
 use ambit_derive::ServiceRecord;
 use ambit_model::{
@@ -9,32 +9,32 @@ use bytes::Bytes;
 use prost::Message;
 use xxhash_rust::xxh64::xxh64;
 
-/// Set of records with its own namespace of names.
+/// Set of records with unique names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Collection {
-    /// Workloads and services.
+    /// Records of workloads and services.
     Addresses,
-    /// Layer 4 policies.
+    /// Records of layer 4 policies.
     Policies,
-    /// Records of waypoints of one type.
+    /// Records of one type for waypoints.
     Waypoint(WaypointRecordType),
 }
 
-/// Kind of a record.
+/// Kind of an encoded record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EntryKind {
     /// Record of a workload.
     Workload {
         /// Node of the workload.
         node: ArcStr,
-        /// Names of the services it is an endpoint of.
+        /// Names of the services of which the workload is an endpoint.
         services: Vec<ArcStr>,
     },
     /// Record of a service.
     Service,
     /// Layer 4 policy.
     Policy,
-    /// Record of a waypoint.
+    /// Record for a waypoint.
     Waypoint,
 }
 
@@ -113,7 +113,7 @@ impl Entry {
         )
     }
 
-    /// Encodes a record of a waypoint, under the name of the resource.
+    /// Encodes a record for a waypoint under its resource name.
     pub(crate) fn waypoint(name: ArcStr, record: &WaypointRecord) -> Self {
         let value = records::encode(record).into();
         Self::new(name, value, Vec::new(), EntryKind::Waypoint)

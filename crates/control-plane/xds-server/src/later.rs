@@ -1,6 +1,6 @@
-//! Resource types of later versions. A client of a later version subscribes to them and would
-//! otherwise wait forever: it gets an empty response, which is correct, since objects that only the
-//! later version knows have no records here.
+//! Answers subscriptions to resource types of later versions. A client of a later version would otherwise wait for them
+//! forever: it gets an empty response, which is correct, since objects that only the later version knows have no
+//! records here.
 
 use std::collections::BTreeSet;
 
@@ -8,19 +8,19 @@ use ambit_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 
 use crate::resource::ResourceType;
 
-/// Prefix of the URLs of Ambit's own types.
+/// Prefix of the type URLs of Ambit's own resources.
 const OWN_TYPE_PREFIX: &str = "type.googleapis.com/ambit.";
 /// Maximum length of an accepted type URL, in bytes.
 const MAX_URL: usize = 128;
-/// Maximum number of types of one client.
+/// Maximum number of unknown types to which one client may subscribe.
 const MAX_TYPES: usize = 32;
 
-/// Types of one client that are unknown to this version.
+/// Types to which one client subscribes and which this version does not know.
 #[derive(Debug, Default)]
 pub(crate) struct LaterTypes(BTreeSet<String>);
 
 impl LaterTypes {
-    /// Returns the response to the first subscription to such a type; acknowledgements get none.
+    /// Returns the response to the first subscription to an unknown type of Ambit's; `None` for acknowledgements.
     pub(crate) fn answer(
         &mut self,
         request: &DeltaDiscoveryRequest,

@@ -1,5 +1,4 @@
-//! Client of a stream: parses the node id and its metadata, and compares them with the caller's
-//! token.
+//! Client of an xDS stream: parses the node's ID and metadata, and compares them with the caller's token.
 
 use std::net::IpAddr;
 
@@ -8,40 +7,39 @@ use ambit_model::ArcStr;
 use ambit_wire::discovery::Node;
 use prost_types::value::Kind;
 
-/// Kinds of proxies that may connect.
+/// Node types of proxies that may connect.
 const PROXY_TYPES: [&str; 5] = ["sidecar", "router", "waypoint", "ztunnel", "agentgateway"];
-/// Maximum length of a node id, in bytes.
+/// Maximum length of a node ID, in bytes.
 const MAX_ID_BYTES: usize = 1024;
 
 /// Node metadata of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeInfo {
-    /// Node id as sent.
+    /// Node ID as the client sent it.
     pub id: ArcStr,
-    /// Kubernetes node; may be empty.
+    /// Name of the client's Kubernetes node; may be empty.
     pub node_name: ArcStr,
-    /// Reported version; may be empty.
+    /// Version that the client reports; may be empty.
     pub version: ArcStr,
 }
 
 impl NodeInfo {
-    /// Returns the name that Istio's tools display and search pods by: `pod.namespace`, the third
-    /// part of the id.
+    /// Returns the name that Istio's tools display and search pods by: `pod.namespace`, the third part of the node ID.
     pub fn pod(&self) -> &str {
         self.id.split('~').nth(2).unwrap_or(&self.id)
     }
 }
 
-/// Error of invalid node metadata.
+/// Reason why a client's node is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NodeError {
-    /// The first request of a stream lacks the node.
+    /// The first request of the stream has no node.
     #[error("the first request carries no node")]
     Missing,
-    /// Id that is not `type~ip~pod.namespace~domain`.
+    /// The node ID is not of the form `type~ip~pod.namespace~domain`.
     #[error("the node id is not <type>~<ip>~<pod>.<namespace>~<dns domain>: {0}")]
     BadId(&'static str),
-    /// Namespace that differs from the token's.
+    /// The node's namespace differs from the token's.
     #[error("the token is of namespace {caller}, the node's metadata names {claimed:?}")]
     OtherNamespace {
         /// Namespace of the token.
@@ -49,18 +47,18 @@ pub enum NodeError {
         /// Namespace in the node's metadata.
         claimed: String,
     },
-    /// Another service account than the token's.
+    /// The node's service account differs from the token's.
     #[error("the token is of service account {caller}, the node's metadata names {claimed:?}")]
     OtherServiceAccount {
-        /// Account of the token.
+        /// Service account of the token.
         caller: String,
-        /// Account in the node's metadata.
+        /// Service account in the node's metadata.
         claimed: String,
     },
 }
 
 impl NodeInfo {
-    /// Parses a node and compares it with the caller.
+    /// Parses an xDS node and compares it with the authenticated caller.
     pub fn read(node: Option<&Node>, caller: &Caller) -> Result<Self, NodeError> {
         let node = node.ok_or(NodeError::Missing)?;
         let shorten = |text: &str| text.chars().take(128).collect::<String>();

@@ -1,5 +1,5 @@
-//! Types of resources that are served over xDS: their names in the protocol, in status and in
-//! metrics, and for each the collection, encoding and audience of its records.
+//! Resource types that are served over xDS: their names in the protocol, in status and in metrics, and for each the
+//! collection, encoding and audience of its records.
 
 use ambit_model::WaypointRecordType;
 use ambit_wire::{
@@ -9,44 +9,44 @@ use ambit_wire::{
 
 use crate::entry::{Collection, Entry, EntryKind};
 
-/// Type of resource. Ordered as pushes are sent.
+/// Resource type of xDS. The order is that in which pushes are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ResourceType {
     /// Layer 4 policies.
     Authorization,
     /// Workloads and services.
     Address,
-    /// Workloads without services.
+    /// Workloads alone, without services.
     Workload,
-    /// Records of waypoints.
+    /// Records of one type for waypoints.
     Waypoint(WaypointRecordType),
 }
 
-/// Clients that may see records of a type.
+/// Clients that may subscribe to a resource type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Audience {
-    /// Node proxies alone.
+    /// Only node proxies, to all records.
     NodeProxies,
-    /// Node proxies for all records, and waypoints for those that they subscribe to by name.
+    /// Node proxies to all records, and waypoints to single records by name.
     Everybody,
-    /// Waypoints, each for the records of its Gateway.
+    /// Only waypoints, each to the records of its Gateway.
     Waypoints,
 }
 
 impl ResourceType {
-    /// Iterates over all types in push order.
+    /// Iterates over all resource types in the order of pushes.
     pub fn all() -> impl Iterator<Item = Self> {
         let of_nodes = [Self::Authorization, Self::Address, Self::Workload];
         let of_waypoints = WaypointRecordType::ALL.iter().copied();
         of_nodes.into_iter().chain(of_waypoints.map(Self::Waypoint))
     }
 
-    /// Returns the type with a URL.
+    /// Returns the resource type with this type URL.
     pub fn from_type_url(url: &str) -> Option<Self> {
         Self::all().find(|one| one.type_url() == url)
     }
 
-    /// Returns the URL of the type.
+    /// Returns the type URL of the resource type.
     pub fn type_url(self) -> &'static str {
         match self {
             Self::Authorization => AUTHORIZATION_TYPE_URL,
@@ -56,7 +56,7 @@ impl ResourceType {
         }
     }
 
-    /// Returns the short name, for status and metrics.
+    /// Returns the short name of the resource type, for status and metrics.
     pub fn short_name(self) -> &'static str {
         match self {
             Self::Authorization => "WADS",
@@ -66,7 +66,7 @@ impl ResourceType {
         }
     }
 
-    /// Returns the collection of the type's records.
+    /// Returns the collection that has the type's records.
     pub fn collection(self) -> Collection {
         match self {
             Self::Authorization => Collection::Policies,
@@ -75,17 +75,17 @@ impl ResourceType {
         }
     }
 
-    /// Returns whether all records of the collection are of the type.
+    /// Returns whether all records of the collection belong to this type.
     pub fn is_whole_collection(self) -> bool {
         self != Self::Workload
     }
 
-    /// Returns whether a record of the collection is of the type.
+    /// Returns whether a record of the collection belongs to this type.
     pub fn has(self, entry: &Entry) -> bool {
         self.is_whole_collection() || is_workload(entry)
     }
 
-    /// Returns the encoding of a record for this type.
+    /// Returns the encoding of a record for this type, which for workloads is a part of the `Address`.
     pub(crate) fn value(self, entry: &Entry) -> &[u8] {
         match self {
             Self::Workload => behind_address(entry),
@@ -93,7 +93,7 @@ impl ResourceType {
         }
     }
 
-    /// Returns the clients that may see records of the type.
+    /// Returns the clients that may subscribe to this type.
     pub(crate) fn audience(self) -> Audience {
         match self {
             Self::Authorization | Self::Workload => Audience::NodeProxies,
@@ -107,8 +107,8 @@ impl ResourceType {
         matches!(self, Self::Authorization | Self::Waypoint(_))
     }
 
-    /// Returns whether records of other types reference those of this one: a client gets these
-    /// first, and loses one only when none of its records references it any more.
+    /// Returns whether records of other types reference records of this type. A client gets the referenced records
+    /// first, and loses one only when no record of the client references it any more.
     pub(crate) fn is_referenced(self) -> bool {
         self == Self::Authorization
     }
@@ -118,7 +118,7 @@ fn is_workload(entry: &Entry) -> bool {
     matches!(entry.kind, EntryKind::Workload { .. })
 }
 
-/// Returns the workload in an encoded `Address`: the bytes after one key and a length.
+/// Returns the encoded workload within an encoded `Address`: the bytes after the field's tag and length.
 fn behind_address(entry: &Entry) -> &[u8] {
     if !is_workload(entry) {
         return &entry.value;

@@ -10,18 +10,18 @@ use crate::{
     resource::{Audience, ResourceType},
 };
 
-/// Client, with the attributes that determine its view.
+/// xDS client, with the attributes that determine its views.
 #[derive(Clone, Debug)]
 pub struct Client {
-    /// Kubernetes node of the client, whose workloads it gets without a subscription; may be empty.
+    /// Name of the client's Kubernetes node, whose workloads it gets without a subscription; may be empty.
     pub node: ArcStr,
     /// Gateway of the client, if it is a waypoint.
     pub waypoint: Option<GatewayName>,
 }
 
 impl Client {
-    /// Returns the client's view of a type of resource; `None` if it may see nothing, as if the
-    /// type were not served.
+    /// Returns the client's view of a resource type; `None` if the client may not see the type, which it cannot
+    /// distinguish from a type that is not served.
     pub fn view(&self, of: ResourceType) -> Option<View> {
         let scope = match (&self.waypoint, of.audience()) {
             (None, Audience::NodeProxies | Audience::Everybody) => Scope::All,
@@ -33,18 +33,18 @@ impl Client {
     }
 }
 
-/// Scope of a client's view.
+/// Records of a collection that a view includes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Scope {
     /// All records of the type.
     All,
     /// Records that are subscribed to by name.
     Named,
-    /// Records of a Gateway: the record of its name, and those below it.
+    /// Records for the waypoint of a Gateway: the record of that name, and records whose names are below it.
     Gateway(ArcStr),
 }
 
-/// A client's view of a type of resource. Clients with equal views share responses.
+/// Client's view of a resource type. Clients with equal views share responses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
     of: ResourceType,
@@ -52,22 +52,22 @@ pub struct View {
 }
 
 impl View {
-    /// Returns the type of the resources.
+    /// Returns the resource type of the view.
     pub fn resource_type(&self) -> ResourceType {
         self.of
     }
 
-    /// Returns the collection of the view's records.
+    /// Returns the collection that has the view's records.
     pub(crate) fn collection(&self) -> Collection {
         self.of.collection()
     }
 
-    /// Returns whether the client may have a wildcard subscription to everything in the view.
+    /// Returns whether the client may subscribe to the whole view by wildcard.
     pub(crate) fn may_be_wildcard(&self) -> bool {
         self.scope != Scope::Named
     }
 
-    /// Returns whether the client may see a record of this name, whether or not it exists.
+    /// Returns whether the view includes a record of this name, whether or not it exists.
     pub(crate) fn covers(&self, name: &str) -> bool {
         match &self.scope {
             Scope::All | Scope::Named => true,
@@ -78,7 +78,7 @@ impl View {
         }
     }
 
-    /// Returns whether the client may see a record.
+    /// Returns whether the view includes a record.
     pub(crate) fn has(&self, entry: &Entry) -> bool {
         self.covers(&entry.name) && self.of.has(entry)
     }

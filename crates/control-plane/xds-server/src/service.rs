@@ -1,5 +1,4 @@
-//! Runs sessions over gRPC: one task a stream, woken by requests, by changes of the store, and by
-//! the drain.
+//! Runs sessions over gRPC: one task per stream, woken by requests, by changes of the store, and by the drain.
 
 use std::{
     collections::VecDeque,
@@ -45,21 +44,21 @@ use crate::{
     store::Store,
 };
 
-/// Capacity of the queue of pushes to a client that reads slowly.
+/// Capacity of the queue of pushes to one client.
 const QUEUE_CAPACITY: usize = 4;
 /// Maximum size of a request in bytes: a reconnecting client sends the versions of a whole mesh.
 const MAX_REQUEST_BYTES: usize = 64 << 20;
-/// Time that a client waits for the initial objects before it is rejected.
+/// Time for which a new stream waits for the initial objects before it is rejected.
 const READY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Status message at shutdown. Its prefix makes node proxies treat it as an ordinary end, and reconnect without
 /// backoff.
 const STOPPING_MESSAGE: &str = "transport is closing: the control plane stops";
 /// Status message for clients whose connection has reached its maximum age.
 const MAX_AGE_MESSAGE: &str = "transport is closing: connect anew, so that replicas share the load";
-/// Maximum concurrent streams.
+/// Maximum concurrent delta xDS streams.
 const MAX_STREAMS: usize = 4096;
 
-/// State that all streams share.
+/// State that all delta xDS streams share.
 #[derive(Clone, Debug)]
 pub struct Discovery {
     store: Arc<RwLock<Store>>,
@@ -99,7 +98,7 @@ impl Discovery {
         }
     }
 
-    /// Returns the open streams.
+    /// Returns the shared table of open streams.
     pub fn sessions(&self) -> Sessions {
         Arc::clone(&self.sessions)
     }
@@ -290,7 +289,7 @@ impl Discovery {
     }
 }
 
-/// Guard that removes the stream from the list when it ends.
+/// Guard that removes a stream from the table of open streams when it ends.
 struct Registered {
     id: u64,
     sessions: Sessions,
@@ -317,13 +316,13 @@ impl Registered {
         Ok(node)
     }
 
-    /// Returns the waypoint that the client is an instance of.
+    /// Returns the waypoint that the stream's client is an instance of.
     fn waypoint(&self, access: &Access) -> Option<GatewayName> {
         let sessions = self.sessions.lock();
         access.waypoint(&sessions.get(&self.id)?.caller)
     }
 
-    /// Returns whether the client is still a pod that may act as its account.
+    /// Returns whether the client's pod is still alive and may act as its service account.
     fn is_alive(&self, access: &Access, pods: &Pods) -> bool {
         let sessions = self.sessions.lock();
         let session = sessions.get(&self.id);
@@ -347,7 +346,8 @@ impl Drop for Registered {
 
 // === gRPC ===
 
-/// gRPC service by hand: the generated one would copy every record for every client.
+/// gRPC service of both xDS variants, written by hand because the generated one would copy every record for every
+/// client.
 #[derive(Clone, Debug)]
 pub struct DiscoveryServer {
     discovery: Discovery,
@@ -355,7 +355,7 @@ pub struct DiscoveryServer {
 }
 
 impl DiscoveryServer {
-    /// Serves proxies by `discovery`, and Istio's tools by `debug`.
+    /// Creates the service: `discovery` serves proxies, `debug` Istio's tools.
     pub fn new(discovery: Discovery, debug: DebugService) -> Self {
         Self { discovery, debug }
     }
@@ -434,9 +434,9 @@ trait StreamMessage: Send + 'static {
 /// Response of delta xDS.
 #[derive(Debug)]
 pub(crate) enum Response {
-    /// Records of a type.
+    /// Push of records of a type.
     Push(Push),
-    /// Absence of records of a type.
+    /// Response without records, to a type that this version does not know.
     None(DeltaDiscoveryResponse),
 }
 
@@ -455,16 +455,16 @@ impl StreamMessage for DiscoveryResponse {
     }
 }
 
-/// Encodes a short message with its length prefix.
+/// Encodes a short message with its gRPC length prefix.
 fn framed(message: &impl Message) -> Vec<Bytes> {
     let framed = grpc_frame::framed(&message.encode_to_vec());
     framed.into_iter().map(Bytes::from).collect()
 }
 
-/// Body of a response. Bytes that clients share are passed on without a copy.
+/// Response body of a stream of messages. Bytes that clients share are passed on without a copy.
 struct Messages<M> {
     messages: mpsc::Receiver<Result<M, Status>>,
-    /// Remaining pieces of the current message.
+    /// Remaining encoded pieces of the current message.
     pieces: VecDeque<Bytes>,
     has_ended: bool,
 }

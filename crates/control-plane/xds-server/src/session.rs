@@ -1,13 +1,11 @@
-//! Subscriptions of one client: the records that it has, and those that it must be sent.
+//! Subscriptions of one client: the records that it has, and the records that it must be sent.
 //!
-//! Pure: takes requests and store changes, returns pushes. A client is sent the next push of a type
-//! only after it has acknowledged or rejected the last one, so that a slow client costs only a
-//! cursor; changes in the meantime reach it in one push. Requests for single records are answered
-//! at once.
+//! Does no IO: takes requests and store changes, returns pushes. A client is sent the next push of a type only after it
+//! has acknowledged or rejected the last one, so that a slow client costs only a cursor; changes in the meantime reach
+//! it in one push. Requests for single records are answered at once.
 //!
-//! A policy, which workloads may reference, is removed at a client only after the client has
-//! answered all earlier pushes of workloads: a workload that still references a removed policy
-//! would refuse its connections.
+//! A policy, which workloads may reference, is removed at a client only after the client has answered all earlier
+//! pushes of workloads: a workload that still references a removed policy would refuse its connections.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -27,9 +25,9 @@ use crate::{
 
 /// Maximum number of names in one subscription.
 const MAX_NAMES: usize = 200_000;
-/// Maximum length of a name, in bytes.
+/// Maximum length of a subscribed name, in bytes.
 const MAX_NAME_BYTES: usize = 1024;
-/// Maximum length of a stored error text, in characters.
+/// Maximum length of a stored rejection (NACK) text, in characters.
 const MAX_ERROR_CHARS: usize = 2048;
 
 /// Reason why the server closes a stream.
@@ -38,53 +36,53 @@ pub enum SessionError {
     /// The client subscribes to too many names.
     #[error("a subscription may hold {MAX_NAMES} names of at most {MAX_NAME_BYTES} bytes")]
     TooManyNames,
-    /// Removals that the client has missed are no longer stored.
+    /// The client has missed removals that are no longer in the log.
     #[error(
         "too many changes since the last acknowledgement: reconnect with the versions you have"
     )]
     TooFarBehind,
 }
 
-/// Status of a subscription.
+/// Status of one subscription, for debug pages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubscriptionStatus {
-    /// Type of the resources.
+    /// Resource type of the subscription.
     pub resource_type: ResourceType,
-    /// Nonce of the last push; empty before the first.
+    /// Nonce of the last push; empty before the first push.
     pub sent: String,
-    /// Nonce last acknowledged.
+    /// Nonce of the push that was last acknowledged.
     pub acknowledged: String,
-    /// Whether the subscription is a wildcard instead of single names.
+    /// Whether the subscription is a wildcard rather than a list of names.
     pub wildcard: bool,
     /// Number of subscribed names.
     pub names: usize,
-    /// Text of the last rejection, until the next acknowledgement.
+    /// Error text of the last rejection (NACK), until the next acknowledgement.
     pub error: Option<String>,
 }
 
-/// Outcome of a request.
+/// Effect of a request on the session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Whether the client rejected a push.
     pub rejected: bool,
-    /// Whether the client acknowledged a push other than the last.
+    /// Whether the client acknowledged a push other than the last one.
     pub stale: bool,
 }
 
 #[derive(Debug)]
 struct Subscription {
-    /// View that the client has of the type.
+    /// Records of the type that the client may see.
     view: View,
     wildcard: bool,
-    /// Subscribed names, aliases included.
+    /// Names to which the client subscribes, aliases included.
     explicit: HashSet<ArcStr>,
-    /// Records that clients of single records have, with versions.
+    /// Versions of the records that a client without a wildcard subscription has, by name.
     known: HashMap<ArcStr, String>,
-    /// Revision up to which changes were sent.
+    /// Store revision up to which changes were sent.
     cursor: u64,
-    /// Revision that the last push reaches.
+    /// Store revision that the last push reaches.
     sent_up_to: u64,
-    /// Revision up to which the client has acknowledged all pushes.
+    /// Store revision up to which the client has acknowledged all pushes.
     acknowledged_up_to: u64,
     sent: String,
     acknowledged: String,
@@ -92,7 +90,7 @@ struct Subscription {
     error: Option<String>,
 }
 
-/// Session of a client, as described for the module.
+/// Delta xDS session of one client; see the module's documentation.
 #[derive(Debug)]
 pub struct Session {
     client: Client,
@@ -100,8 +98,8 @@ pub struct Session {
     seed: u64,
     pushes: u64,
     subscriptions: BTreeMap<ResourceType, Subscription>,
-    /// Removed records that the client still has, because its other records may reference them, with the revision up to
-    /// which pushes of other types must be acknowledged.
+    /// Names of removed records that the client still has, because its other records may reference them; each batch
+    /// with the revision up to which the client must acknowledge pushes of the referencing types first.
     withheld: Vec<(u64, Arc<Batch>)>,
 }
 
@@ -117,7 +115,7 @@ impl Session {
         }
     }
 
-    /// Handles one request. Unknown types are ignored.
+    /// Handles one request of the client; returns pushes that are due at once. Unknown types are ignored.
     pub fn on_request(
         &mut self,
         request: &DeltaDiscoveryRequest,
@@ -202,8 +200,7 @@ impl Session {
         Ok(pushes)
     }
 
-    /// Moves names of deleted records that others may reference to `withheld`, for
-    /// [`Self::removable`].
+    /// Moves the batch's removed names that other records may reference to `withheld`, for [`Self::removable`].
     fn without_referenced(&mut self, batch: Arc<Batch>, store: &Store) -> Arc<Batch> {
         let view = &batch.view;
         if !view.resource_type().is_referenced() || batch.removed.is_empty() {
@@ -215,8 +212,9 @@ impl Session {
         Arc::new(there)
     }
 
-    /// Returns the records of a referenced type to remove now: those that no acknowledged record of the client
-    /// references. A rejection counts as acknowledgement, or one bad record would keep a policy in force for good.
+    /// Returns the removals of a referenced type that are now possible, since no acknowledged record of the client
+    /// references the records. A rejection counts as acknowledgement, or one bad record would keep a policy in force
+    /// for good.
     fn removable(&mut self, kind: ResourceType, store: &Store) -> Option<Arc<Batch>> {
         let subscription = self.subscriptions.get(&kind)?;
         if subscription.outstanding {
@@ -248,7 +246,7 @@ impl Session {
         }
     }
 
-    /// Returns the status of each subscription.
+    /// Returns the status of each of the client's subscriptions.
     pub fn status(&self) -> Vec<SubscriptionStatus> {
         let status = |(kind, subscription): (&ResourceType, &Subscription)| SubscriptionStatus {
             resource_type: *kind,
@@ -314,8 +312,7 @@ impl Subscription {
         }
     }
 
-    /// Handles the first request of a type. Versions that the client already has are not sent
-    /// again.
+    /// Handles the first request of a type. Records whose current version the client already has are not sent again.
     fn begin(
         &mut self,
         request: &DeltaDiscoveryRequest,
@@ -352,7 +349,7 @@ impl Subscription {
         answer.finish(&mut self.known, Vec::new())
     }
 
-    /// Applies changes of the subscription; returns `None` without changes.
+    /// Applies changes of the subscription, and returns the resulting batch; `None` without changes.
     fn resubscribe(
         &mut self,
         request: &DeltaDiscoveryRequest,
@@ -396,7 +393,7 @@ impl Subscription {
         Ok(changed.next().is_some())
     }
 
-    /// Returns the next batch for a wildcard client.
+    /// Returns the batch of changes since the cursor for a wildcard client.
     fn step(&self, part: StepPart, store: &Store) -> Result<Arc<Batch>, SessionError> {
         let batch = store.step(&self.view, part, self.cursor);
         batch.ok_or(SessionError::TooFarBehind)
@@ -425,7 +422,8 @@ impl Subscription {
         Ok(answer.finish(&mut self.known, removed))
     }
 
-    /// Returns the complete state without the versions that the client claims, and removals of what no longer exists.
+    /// Returns all records except for versions that the client claims to have, and removals of claimed records that no
+    /// longer exist.
     fn everything(&mut self, claimed: &HashMap<String, String>, store: &Store) -> Arc<Batch> {
         if claimed.is_empty() {
             let snapshot = store.snapshot(&self.view);
@@ -444,9 +442,8 @@ impl Subscription {
         Arc::new(Batch::new(self.view.clone(), resources, removed))
     }
 
-    /// Returns whether a single-record client must receive a record: it subscribed to one of its
-    /// names, it has the record, the record is on the client's node, or is an endpoint of a service
-    /// that it has.
+    /// Returns whether a client without a wildcard must receive a record: it subscribed to one of the record's names,
+    /// it has the record, the record is on the client's node, or is an endpoint of a service that the client has.
     fn concerns(&self, entry: &Entry, client: &Client) -> bool {
         let known = |name: &ArcStr| self.known.contains_key(name);
         let is_subscribed = |name: &ArcStr| self.explicit.contains(name);
@@ -482,7 +479,7 @@ fn check_names(request: &DeltaDiscoveryRequest) -> Result<(), SessionError> {
     }
 }
 
-/// Collector of single records with their related records.
+/// Collects the records of a subscription by name, with their related records.
 struct Gather<'a> {
     view: View,
     store: &'a Store,
@@ -500,8 +497,8 @@ impl<'a> Gather<'a> {
         }
     }
 
-    /// Adds a record by name or alias, and a service with its endpoints. Returns the names that
-    /// were found directly.
+    /// Adds the record with this name or alias; if it is a service, also its endpoints. Returns the names of the
+    /// records that the key itself found.
     fn find(&mut self, key: &str) -> Vec<ArcStr> {
         let by_name = self
             .store
@@ -534,7 +531,7 @@ impl<'a> Gather<'a> {
         self.found.insert(entry.name.clone());
     }
 
-    /// Returns the batch of records that the client lacks, and of names that do not exist, and records them as known.
+    /// Returns the batch of collected records that the client lacks, and of names that do not exist; updates `known`.
     fn finish(self, known: &mut HashMap<ArcStr, String>, mut removed: Vec<ArcStr>) -> Arc<Batch> {
         let mut resources = Vec::new();
         for name in &self.found {

@@ -1,4 +1,4 @@
-//! Open streams, for debug pages and Istio's tools.
+//! Table of open streams, for debug pages and Istio's tools.
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::{node::NodeInfo, session::SubscriptionStatus};
 
-/// Open streams by their number.
+/// Open streams by a number that is unique in this process.
 pub type Sessions = Arc<Mutex<BTreeMap<u64, SessionStatus>>>;
 
 /// State of one stream.
@@ -15,11 +15,11 @@ pub type Sessions = Arc<Mutex<BTreeMap<u64, SessionStatus>>>;
 pub struct SessionStatus {
     /// Node metadata, once the client has identified itself.
     pub node: Option<NodeInfo>,
-    /// Caller that the token has authenticated.
+    /// Caller that the token authenticated.
     pub caller: Caller,
-    /// Address of the peer.
+    /// Source address of the connection.
     pub peer: String,
-    /// Time of the connection.
+    /// Time at which the stream was opened.
     pub since: SystemTime,
     /// Subscriptions of the client.
     pub subscriptions: Vec<SubscriptionStatus>,

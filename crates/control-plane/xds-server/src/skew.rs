@@ -1,8 +1,8 @@
-//! Detects waypoints of an earlier version that do not subscribe to every type of record that their
-//! Gateways have. Pure.
+//! Detects waypoints of an earlier version that do not subscribe to every record type that their Gateways have. Does no
+//! IO.
 //!
-//! A waypoint subscribes to all types that it knows as soon as it has connected. Objects of a type
-//! that it does not know have no effect there, which the conditions of these objects do not report.
+//! A waypoint subscribes to all types that it knows as soon as it has connected. Objects of a type that it does not
+//! know have no effect there, which the conditions of these objects do not report.
 
 use std::{
     collections::BTreeMap,
@@ -15,11 +15,10 @@ use ambit_model::{GatewayName, WaypointRecordType};
 
 use crate::{resource::ResourceType, scope::Client, sessions::SessionStatus, store::Store};
 
-/// Time after which a connected waypoint has subscribed to all types that it knows.
+/// Time after a waypoint connects until all its subscriptions are expected.
 const SUBSCRIPTION_GRACE_PERIOD: Duration = Duration::from_secs(10);
 
-/// Returns problems of the Gateways whose connected waypoints do not subscribe to some of their
-/// records.
+/// Returns a problem for each Gateway that has records of a type to which its connected waypoints do not subscribe.
 pub fn problems(sessions: &[SessionStatus], store: &Store, now: SystemTime) -> Vec<Problem> {
     let mut behind = BTreeMap::<_, Vec<String>>::new();
     for session in sessions {
@@ -57,7 +56,7 @@ pub fn problems(sessions: &[SessionStatus], store: &Store, now: SystemTime) -> V
     behind.into_iter().map(problem).collect()
 }
 
-/// Returns whether a client is a waypoint: only waypoints may subscribe to their records.
+/// Returns whether a client is a waypoint, by its subscriptions: only waypoints may subscribe to waypoints' records.
 fn is_waypoint(session: &SessionStatus) -> bool {
     let mut types = WaypointRecordType::ALL.iter();
     types.any(|of| follows(session, *of))
@@ -78,7 +77,7 @@ fn count(store: &Store, gateway: &GatewayName, of: WaypointRecordType) -> usize 
     view.map_or(0, |view| store.all_visible(&view).count())
 }
 
-/// Returns name and version of a waypoint's pod.
+/// Returns name and version of the waypoint pod that opened a stream.
 fn pod(session: &SessionStatus) -> String {
     let pod = session.caller.pod.as_ref();
     let name = pod.map_or(session.peer.as_str(), |pod| pod.name.as_str());

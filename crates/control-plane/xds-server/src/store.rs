@@ -1,4 +1,4 @@
-//! Store with every published record, the revisions of changes, and indexes of records by key.
+//! Store of every published record, the revisions of changes, and indexes of records by key.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -14,13 +14,12 @@ use crate::{
     scope::View,
 };
 
-/// Maximum number of removed names that are stored; a client that missed more has to reconnect.
+/// Maximum number of removed names in the log; a client that missed more has to reconnect.
 const MAX_REMOVED: usize = 100_000;
-/// Maximum age, in revisions, of a cached snapshot for new clients: they get later changes with the
-/// next push.
+/// Maximum age, in revisions, of a cached snapshot that new clients get; later changes follow in the next push.
 const MAX_SNAPSHOT_AGE: usize = 1000;
 
-/// Published records. Revisions count changes of single names.
+/// Published records. Each change of a record increments the revision.
 #[derive(Debug, Default)]
 pub struct Store {
     revision: u64,
@@ -32,16 +31,16 @@ pub struct Store {
 #[derive(Debug, Default)]
 struct Records {
     entries: HashMap<ArcStr, Arc<Entry>>,
-    /// Latest change of every name, including removals.
+    /// Names by the revision of their latest change, which may be a removal.
     log: BTreeMap<u64, ArcStr>,
     changed_at: HashMap<ArcStr, u64>,
     removed: VecDeque<(u64, ArcStr)>,
-    /// Revision up to which removals may have been dropped.
+    /// Revision up to which removals may be missing from the log.
     floor: u64,
     index: Names,
 }
 
-/// Index of record names by lookup key.
+/// Record names by alias, by service, and by node.
 #[derive(Debug, Default)]
 struct Names {
     by_alias: HashMap<ArcStr, BTreeSet<ArcStr>>,
@@ -50,7 +49,7 @@ struct Names {
 }
 
 impl Store {
-    /// Applies changes. Returns the number of changed names.
+    /// Applies derived changes. Returns the number of changed records.
     pub fn update(&mut self, delta: &Delta) -> usize {
         let before = self.revision;
         for (uid, workload) in &delta.workloads {
@@ -79,23 +78,23 @@ impl Store {
         records.put(&mut self.revision, name, new);
     }
 
-    /// Returns the number of the latest change.
+    /// Returns the store's current revision.
     pub fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// Returns the record of a name.
+    /// Returns the record of this name in a collection.
     pub fn entry(&self, collection: Collection, name: &str) -> Option<&Arc<Entry>> {
         self.collections.get(&collection)?.entries.get(name)
     }
 
-    /// Iterates over the records in no particular order.
+    /// Iterates over the records of a collection, in no particular order.
     pub fn entries(&self, collection: Collection) -> impl Iterator<Item = &Arc<Entry>> {
         let records = self.collections.get(&collection).into_iter();
         records.flat_map(|records| records.entries.values())
     }
 
-    /// Returns a record by name, if a view covers it.
+    /// Returns the record of this name, if the view includes it.
     pub(crate) fn visible(&self, view: &View, name: &str) -> Option<&Arc<Entry>> {
         let entry = self.entry(view.collection(), name);
         entry.filter(|entry| view.has(entry))
@@ -123,7 +122,7 @@ impl Store {
         })
     }
 
-    /// Returns the changes since a revision; `None` if it is older than the log of removals.
+    /// Returns the changes of a view since revision `from`; `None` if the log of removals no longer reaches back to it.
     pub fn step(&self, view: &View, part: StepPart, from: u64) -> Option<Arc<Batch>> {
         self.batches.step(view, part, (from, self.revision), || {
             let (mut there, mut gone) = (Vec::new(), Vec::new());
@@ -144,14 +143,14 @@ impl Store {
         })
     }
 
-    /// Returns the number of records.
+    /// Returns the number of records in a collection.
     pub fn count(&self, collection: Collection) -> usize {
         let records = self.collections.get(&collection);
         records.map_or(0, |records| records.entries.len())
     }
 
-    /// Returns the names that changed after a revision, oldest first; `None` if it is older than
-    /// the log of removals.
+    /// Returns the names that changed after a revision, oldest change first; `None` if the log of removals no longer
+    /// reaches back to it.
     pub fn changed_since(
         &self,
         collection: Collection,
@@ -169,7 +168,7 @@ impl Store {
         self.find(collection, |index| index.by_alias.get(alias))
     }
 
-    /// Returns the names of a service's workloads.
+    /// Returns the names of the workloads that are endpoints of a service.
     pub fn endpoints(&self, collection: Collection, name: &str) -> impl Iterator<Item = &ArcStr> {
         self.find(collection, |index| index.by_service.get(name))
     }

@@ -1,8 +1,8 @@
-//! Encodes a delta response directly from shared records.
+//! Encodes a delta xDS response directly from shared records.
 //!
-//! Written by hand because the generated messages own their bytes: every client would copy every
-//! record before it is encoded. Fields may have any order, so that the fields which clients share
-//! are encoded once and follow those of a single client.
+//! Written by hand because the generated messages own their bytes: every client would copy every record before it is
+//! encoded. Fields may have any order, so that the fields which clients share are encoded once and follow those of a
+//! single client.
 
 use std::sync::Arc;
 
@@ -25,14 +25,15 @@ const RESOURCE_ALIASES: u32 = 4;
 const ANY_TYPE_URL: u32 = 1;
 const ANY_VALUE: u32 = 2;
 
-/// Size of pieces in bytes: few pieces, and each cheap to pass on.
+/// Target size of the pieces of an encoded batch, in bytes: few pieces, and each cheap to pass on.
 const PIECE_BYTES: usize = 128 * 1024;
 /// Maximum size of a push in bytes that is copied into one piece, which is cheaper than two writes.
 const MAX_COPIED_BYTES: usize = 4 * 1024;
-/// Length of gRPC's message header: compression flag and length.
+/// Length of gRPC's message prefix: compression flag and message length.
 const GRPC_HEADER_BYTES: usize = 5;
 
-/// Returns a response as a gRPC message in pieces. Only the first is the client's own; [`encode`] built `shared`.
+/// Returns a response as a gRPC message in pieces. Only the first piece is encoded for the single client; `shared` is
+/// the result of [`encode`].
 pub(crate) fn message(
     resource_type: ResourceType,
     nonce: &str,
@@ -69,7 +70,7 @@ pub(crate) fn message(
     std::iter::once(first.freeze()).chain(rest.iter().cloned())
 }
 
-/// Encodes the records and the names of removed ones that a response contains, in pieces.
+/// Encodes records and names of removed records, in pieces that clients share.
 pub(crate) fn encode(
     resource_type: ResourceType,
     resources: &[Arc<Entry>],
@@ -119,11 +120,11 @@ pub(crate) fn encode(
     pieces
 }
 
-/// Options of encoding records.
+/// Encoder of records, with its options.
 #[derive(Clone, Copy)]
 struct RecordEncoder {
     resource_type: ResourceType,
-    /// Whether to include aliases, which only clients with single subscriptions use.
+    /// Whether to include aliases, which only clients without a wildcard subscription use.
     with_aliases: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The mesh on a real Kubernetes: the scenarios in which the existing system was measured, with the same
+//! Benchmarks of the mesh on a real Kubernetes: the scenarios in which Istio ambient was measured, with the same
 //! method. `cargo xtask bench cluster [SCENARIO]`.
 
 mod boot;
@@ -44,7 +44,7 @@ const SCENARIOS: &[&str] = &[
     "enrol",
 ];
 
-/// Measures all scenarios, or one. `archives` are the images.
+/// Measures all scenarios, or only the named one. `archives` are the image archives to load into the cluster.
 pub(crate) fn run(only: Option<&str>, archives: &[PathBuf]) -> Result<(Vec<Row>, Vec<Line>)> {
     ensure!(
         only.is_none_or(|only| SCENARIOS.contains(&only)),

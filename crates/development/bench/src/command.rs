@@ -1,4 +1,4 @@
-//! Command line: the part to run, and for `cluster` and `waypoint` the scenario.
+//! Command line of the benchmarks: the part to run, and for `cluster` and `waypoint` the scenario.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::{
     traffic, waypoint,
 };
 
-/// Environment variable with the path of the Envoy that waypoints are compared with.
+/// Environment variable with the path of the Envoy binary with which waypoints are compared.
 const ENVOY: &str = "AMBIT_BENCH_ENVOY";
 
 /// Runs the benchmarks that the arguments name; all without arguments.

@@ -1,5 +1,5 @@
-//! The control plane at scale: the real program follows a simulated API server and serves simulated
-//! node proxies. Its CPU time is its own process's; the two simulations share another.
+//! Benchmarks of the control plane at scale: the real program follows a simulated API server and serves simulated node
+//! proxies. Its CPU time is that of its own process; both simulations share another process.
 
 mod attacks;
 mod board;
@@ -26,24 +26,24 @@ use plane::Plane;
 use population::{PODS, POLICIES, SLICES, Size};
 use proxies::Fleet;
 
-/// The size of the simulated cluster.
+/// Numbers of objects in the simulated cluster.
 const SIZE: Size = Size {
     nodes: 1000,
     services: 5000,
     pods_each: 10,
     namespaces: 250,
 };
-/// Pods that are added or removed in a second.
+/// Number of pods that are added or removed per second during the churn.
 const RATE: u32 = 100;
-/// Duration of the churn.
+/// Duration of the churn of pods.
 const CHURN: Duration = Duration::from_secs(30);
-/// Changes between a pod's creation and its removal.
+/// Number of changes between the creation of a pod and its removal.
 const LIFE: u32 = 200;
 /// Distance between the pod numbers of two rounds of new pods, with and without an attack on the control plane.
 const ROUND_DISTANCE: u32 = 10_000;
-/// Number of policies that are created in sequence.
+/// Number of policies that are created one after the other.
 const POLICY_CHANGES: usize = 30;
-/// First number of these policies, beyond those of pods.
+/// Number of the first of these policies, beyond the numbers of pods.
 const POLICY_NUMBERS: usize = 100_000;
 const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
@@ -87,7 +87,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Fills the API server and then starts the control plane.
+    /// Fills the simulated API server, and then starts the control plane.
     fn start(size: Size) -> Result<Self> {
         let api = ApiServer::start();
         fill(&api, size);
@@ -114,7 +114,7 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Measures all proxies connecting and receiving the initial state.
+    /// Measures the time until all proxies have connected and received the initial state.
     fn first_state(&mut self) -> Result<()> {
         let board = Arc::new(Board::new(POLICY_NUMBERS + POLICY_CHANGES));
         let before = self.plane.usage()?;
@@ -144,7 +144,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Measures the addition and removal of pods at a steady rate.
+    /// Measures the delivery of changes while pods are added and removed at a steady rate.
     fn churn(&mut self) -> Result<()> {
         let fleet = self.fleet()?;
         let (totals, board) = (Arc::clone(&fleet.totals), Arc::clone(&fleet.board));
@@ -191,8 +191,8 @@ impl Bench {
         self.latency("pod change to the last proxy", &latencies)
     }
 
-    /// Measures new pods, each with a certificate over its node's own connection, first without and then with an
-    /// attack.
+    /// Measures the time until new pods have certificates, each over its node's own connection, first without and then
+    /// with an attack on the control plane.
     fn attacks(&mut self) -> Result<()> {
         for node in 0..self.size.nodes {
             self.api.put(PODS, population::proxy_pod(node));
@@ -232,7 +232,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Measures policies that are created one after the other.
+    /// Measures the time until each of a sequence of new policies has reached all proxies.
     fn policies(&mut self) -> Result<()> {
         let board = Arc::clone(&self.fleet()?.board);
         for number in POLICY_NUMBERS..POLICY_NUMBERS + POLICY_CHANGES {
@@ -244,7 +244,7 @@ impl Bench {
         self.latency("policy to the last proxy", &policies)
     }
 
-    /// Creates a pod: first scheduled without an address, then running.
+    /// Creates a pod and adds it to its service: first scheduled without an address, then running.
     fn bring(&self, number: u32, board: &Board) {
         self.api.put(PODS, self.size.churning(number, false));
         board.made(true, index(number));
@@ -295,7 +295,7 @@ impl Bench {
     }
 }
 
-/// Median and 99th percentile in milliseconds.
+/// Median and 99th percentile of latencies, in milliseconds.
 struct Quantiles([f64; 2]);
 
 impl Quantiles {
@@ -310,7 +310,7 @@ impl Quantiles {
         Self([at(50), at(99)])
     }
 
-    /// Returns one line for each quantile, compared with the result without the attack.
+    /// Returns one line for each quantile, compared with the `quiet` result without the attack.
     fn compared(&self, what: &str, attack: &str, quiet: &Self) -> Vec<Line> {
         let lines = ["median", "99 of 100"].into_iter().zip(self.0).zip(quiet.0);
         lines
@@ -343,7 +343,7 @@ fn fill(api: &ApiServer, size: Size) {
     );
 }
 
-/// Reviews every token of a simulated proxy as valid.
+/// Responds to a TokenReview: every token of a simulated proxy is valid.
 fn review(asked: &Value) -> Value {
     let token = asked.pointer("/spec/token").and_then(Value::as_str);
     let status = match token.and_then(proxies::proxy_of) {

@@ -1,27 +1,27 @@
-//! Figures of a run as a file, which `cargo xtask bench --against` compares with those of another revision.
+//! Writes a run's results to a file, which `cargo xtask bench --against` compares with the results of another revision.
 
 use std::{fs::File, num::NonZeroUsize, path::PathBuf};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// Environment variable with the path of the file to write.
+/// Environment variable with the path of the file of results.
 const FILE: &str = "AMBIT_BENCH_FIGURES";
 /// Environment variable with the number of rounds of traffic and of a waypoint's loads.
 const ROUNDS: &str = "AMBIT_BENCH_ROUNDS";
 
-/// Figure that a benchmark has measured.
+/// Result of one benchmark, for the comparison of revisions.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Figure {
     pub(crate) what: String,
     pub(crate) unit: &'static str,
     pub(crate) value: f64,
-    /// Quality, higher is better: the figure in relation to that of the same run without the mesh or of Envoy, and by
-    /// itself where it has no counterpart.
+    /// Quality, higher is better: relative to the result of the same run without the mesh or with Envoy, or absolute if
+    /// there is no such result.
     pub(crate) score: f64,
 }
 
-/// Returns the number of rounds: of the environment, else `default`.
+/// Returns the number of rounds from the environment, or else `default`.
 ///
 /// # Errors
 /// When the variable is no positive number.
@@ -32,9 +32,10 @@ pub(crate) fn rounds(default: usize) -> Result<usize> {
     }
 }
 
-/// Writes the figures to the file that the environment names, if it names one.
+/// Writes results to the file that the environment names, if it names one.
 ///
 /// # Errors
+///
 /// When the file cannot be written.
 pub(crate) fn write(figures: &[Figure]) -> Result<()> {
     let Some(path) = std::env::var_os(FILE).map(PathBuf::from) else {

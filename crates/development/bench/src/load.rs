@@ -1,14 +1,14 @@
-//! The load generators: their commands in a pod, and the parsing of their reports.
+//! Load generators: their commands in a pod, and the parsing of their reports.
 
 use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result};
 
-/// Result of a run of `wrk`.
+/// Result of a run of `wrk` or `h2load`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct HttpLoad {
     pub(crate) requests_per_second: f64,
-    /// Median latency, if the generator reports it.
+    /// Median latency, if the load generator reports it.
     pub(crate) median: Option<Duration>,
     pub(crate) p99: Option<Duration>,
     pub(crate) requests: u64,
@@ -31,7 +31,7 @@ impl HttpLoad {
     }
 }
 
-/// A `wrk` command: one thread, `connections` connections, `seconds` long.
+/// Returns a `wrk` command: one thread, `connections` connections, `seconds` long.
 pub(crate) fn wrk(connections: u32, seconds: u32, keep_alive: bool, url: &str) -> Vec<String> {
     let mut command: Vec<String> = ["wrk", "--latency", "-t1", "--timeout", "10s"]
         .map(Into::into)
@@ -90,8 +90,8 @@ fn wrk_time(text: &str) -> Result<Duration> {
     Ok(Duration::from_secs_f64(number.parse::<f64>()? * scale))
 }
 
-/// An `h2load` command: one thread, `connections` connections of ten requests at a time; the time of each request
-/// goes to a file.
+/// Returns an `h2load` command: one thread, `connections` connections with ten concurrent requests each; the time of
+/// each request is written to the file `times`.
 pub(crate) fn h2load(connections: u32, seconds: u32, times: &Path, url: &str) -> Vec<String> {
     let mut command: Vec<String> = ["h2load", "-t1", "-m10"].map(Into::into).into();
     command.push(format!("-c{connections}"));
@@ -101,10 +101,10 @@ pub(crate) fn h2load(connections: u32, seconds: u32, times: &Path, url: &str) ->
     command
 }
 
-/// The method that gRPC's load calls: of the echo server of the conformance tests, by its empty request.
+/// gRPC method that the load calls: of the echo server of the conformance tests, with its empty request.
 pub(crate) const GRPC_METHOD: &str = "/proto.EchoTestService/Echo";
 
-/// An `h2load` command for unary calls of [`GRPC_METHOD`]; the message is written into the directory.
+/// Returns an `h2load` command for unary calls of [`GRPC_METHOD`]; writes the request message into the directory.
 pub(crate) fn grpc(
     connections: u32,
     seconds: u32,
@@ -156,7 +156,7 @@ pub(crate) fn parse_h2load(output: &str) -> Result<HttpLoad> {
     })
 }
 
-/// An `iperf3` client command.
+/// Returns an `iperf3` client command.
 pub(crate) fn iperf3(server: &str, streams: u32, seconds: u32) -> Vec<String> {
     [
         "iperf3",

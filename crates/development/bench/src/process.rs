@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result};
 
-/// Returns a process and its descendants: the node proxy has two processes.
+/// Returns the IDs of a process and its descendants; a node proxy has two processes.
 pub(crate) fn family(pid: u32) -> Result<Vec<u32>> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
     let mut family = vec![pid];
@@ -14,7 +14,7 @@ pub(crate) fn family(pid: u32) -> Result<Vec<u32>> {
     Ok(family)
 }
 
-/// User and system time of processes with all their threads.
+/// Returns the user and system time of processes with all their threads.
 pub(crate) fn cpu_time(pids: &[u32]) -> Result<Duration> {
     pids.iter().map(|pid| cpu_time_of(*pid)).sum()
 }
@@ -39,7 +39,7 @@ fn cpu_time_of(pid: u32) -> Result<Duration> {
     Ok(Duration::from_secs_f64((ticks(11)? + ticks(12)?) * TICK))
 }
 
-/// Resident memory in megabytes (10^6 bytes); a page that several processes share counts once.
+/// Returns the resident memory of processes in megabytes (10^6 bytes); a page that several processes share counts once.
 pub(crate) fn resident_mb(pids: &[u32]) -> Result<f64> {
     pids.iter()
         .map(|pid| {
@@ -49,7 +49,7 @@ pub(crate) fn resident_mb(pids: &[u32]) -> Result<f64> {
         .sum()
 }
 
-/// Returns the largest peak memory of the processes.
+/// Returns the largest of the processes' peak memory, in megabytes.
 pub(crate) fn peak_mb(pids: &[u32]) -> Result<f64> {
     pids.iter()
         .map(|pid| memory_mb(*pid, "VmHWM:"))
@@ -67,7 +67,7 @@ fn memory_mb(pid: u32, field: &str) -> Result<f64> {
     Ok(kib * 1024.0 / 1e6)
 }
 
-/// The kernel's summary of a process's mappings, in megabytes.
+/// Kernel's summary of a process's memory mappings, in megabytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Memory {
     pub(crate) resident: f64,
@@ -114,7 +114,7 @@ fn processes() -> Result<Vec<(u32, PathBuf)>> {
     Ok(found)
 }
 
-/// Finds the process with this id in its innermost process namespace, and this (truncated) name.
+/// Finds the process with this ID in its innermost PID namespace, and with this (truncated) name; returns its ID here.
 pub(crate) fn outer_pid(inside: u32, name: &str) -> Result<u32> {
     let name: String = name.chars().take(15).collect();
     for (pid, directory) in processes()? {
@@ -132,7 +132,7 @@ pub(crate) fn outer_pid(inside: u32, name: &str) -> Result<u32> {
     anyhow::bail!("no process {name} with the id {inside}")
 }
 
-/// Finds the processes of this name with this environment variable, `NAME=value`.
+/// Finds the processes of this name whose environment has `variable`, as `NAME=value`.
 pub(crate) fn with_variable(name: &str, variable: &str) -> Result<Vec<u32>> {
     let mut found = Vec::new();
     for (pid, directory) in processes()? {

@@ -1,15 +1,15 @@
-//! The printed table: without the mesh, through it, their ratio, and the target ratio.
+//! Table of results: without the mesh, through it, their ratio, and the target ratio.
 
 use crate::figure::Figure;
 
-/// Which direction is better.
+/// Direction in which a result is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Better {
     Higher,
     Lower,
 }
 
-/// Line of results.
+/// Result of one benchmark in the table.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
     pub(crate) what: String,
@@ -17,13 +17,13 @@ pub(crate) struct Line {
     /// Result without the mesh; `None` where it is meaningless.
     pub(crate) bare: Option<f64>,
     pub(crate) mesh: f64,
-    /// Result of the existing node proxy on such a machine: a ratio to `bare` if there is one, else a value.
+    /// Result of Istio's node proxy on such a machine: a ratio to `bare` if there is one, else a value.
     pub(crate) existing: Option<f64>,
     pub(crate) better: Better,
 }
 
 impl Line {
-    /// Result without a comparison; smaller is better.
+    /// Creates and prints a result without a comparison; smaller is better.
     pub(crate) fn alone(what: &str, unit: &'static str, mesh: f64, existing: Option<f64>) -> Self {
         eprintln!("  {what}: {mesh:.3} {unit}");
         Self {
@@ -36,7 +36,7 @@ impl Line {
         }
     }
 
-    /// Result with and without the mesh; smaller is better, and `existing` is a ratio.
+    /// Creates and prints a result with and without the mesh; smaller is better, and `existing` is a ratio.
     pub(crate) fn compared_with(
         what: &str,
         unit: &'static str,
@@ -50,7 +50,7 @@ impl Line {
         }
     }
 
-    /// Converts the line for the comparison of revisions.
+    /// Returns the result with its score, for the comparison of revisions.
     pub(crate) fn figure(&self) -> Figure {
         Figure {
             what: self.what.clone(),
@@ -63,7 +63,7 @@ impl Line {
         }
     }
 
-    /// The value compared with the existing system: the ratio, or the value itself.
+    /// Returns the value that is compared with Istio's: the ratio, or the value itself.
     fn compared(&self) -> f64 {
         self.bare.map_or(self.mesh, |bare| self.mesh / bare)
     }
@@ -78,7 +78,7 @@ impl Line {
     }
 }
 
-/// Prints the table.
+/// Prints the table of results.
 #[expect(clippy::print_stdout, reason = "the report is what the program is for")]
 pub(crate) fn print(lines: &[Line]) {
     println!(

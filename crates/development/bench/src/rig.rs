@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::process;
 
-/// A running lab and the directory of manifests it follows.
+/// Running lab, with the directory of manifests that it follows.
 pub(crate) struct Rig {
     client: Client,
     manifests: tempfile::TempDir,
@@ -34,7 +34,7 @@ impl Rig {
         Ok(rig)
     }
 
-    /// Starts a lab of one node, of the programs in a directory.
+    /// Starts a lab of one node with the programs in a directory.
     pub(crate) fn start(bin_dir: &Path, files: &[(String, String)]) -> Result<Self> {
         let directory = tempfile::tempdir()?;
         for (name, text) in files {
@@ -63,14 +63,14 @@ impl Rig {
         })
     }
 
-    /// Adds or replaces a file of manifests; the lab follows.
+    /// Adds or replaces a manifest file, which the lab follows.
     pub(crate) fn apply(&self, file: &str, text: &str) -> Result<()> {
         let scratch = self.manifests.path().join(format!(".{file}"));
         fs::write(&scratch, text)?;
         Ok(fs::rename(scratch, self.manifests.path().join(file))?)
     }
 
-    /// Waits for the lab's status.
+    /// Waits until the lab's status satisfies `enough`, and returns the status.
     pub(crate) fn until(&self, what: &str, enough: impl FnMut(&Status) -> bool) -> Result<Status> {
         match self.client.wait_until(Duration::from_secs(300), enough)? {
             Ok(status) => Ok(status),
@@ -78,7 +78,7 @@ impl Rig {
         }
     }
 
-    /// Address of a pod.
+    /// Returns the IP address of a pod.
     pub(crate) fn address(&self, namespace: &str, name: &str) -> Result<String> {
         let status = self.client.status()?;
         let pod = status
@@ -104,14 +104,14 @@ impl Rig {
         Ok(output.stdout)
     }
 
-    /// A connection from inside a pod.
+    /// Opens a TCP connection from inside a pod.
     pub(crate) fn dial(&self, pod: &str, address: &str) -> Result<std::net::TcpStream> {
         Ok(self
             .client
             .dial(LabNetns::Pod(pod.to_owned()), address.parse()?)?)
     }
 
-    /// Process ids, as this program sees them, of the only daemon of that name in the lab.
+    /// Returns the process IDs of the lab's only daemon of that name, as this program's PID namespace has them.
     pub(crate) fn pids(&self, daemon: &str) -> Result<Vec<u32>> {
         let status = self.client.status()?;
         let inside = status
@@ -125,7 +125,7 @@ impl Rig {
         process::family(pid)
     }
 
-    /// Sum and count of a histogram of the agent.
+    /// Returns sum and count of one of the agent's histograms.
     pub(crate) fn agent_histogram(&self, name: &str) -> Result<(f64, f64)> {
         let address = "127.0.0.1:15014".parse()?;
         let mut stream = self.client.dial(LabNetns::Node("node-1".into()), address)?;
@@ -150,7 +150,7 @@ impl Drop for Rig {
     }
 }
 
-/// Waits until a measured value no longer changes.
+/// Repeats a measurement until its value no longer changes.
 pub(crate) fn settled(mut figure: impl FnMut() -> Result<f64>) -> Result<f64> {
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut last = figure()?;
@@ -164,7 +164,7 @@ pub(crate) fn settled(mut figure: impl FnMut() -> Result<f64>) -> Result<f64> {
     }
 }
 
-/// Writes nginx's configuration for a program of the rig.
+/// Writes nginx's configuration for a program of the rig, and returns its path.
 pub(crate) fn nginx_configuration(directory: &Path, name: &str) -> Result<String> {
     let path = directory.join(format!("{name}.conf"));
     let text = format!(

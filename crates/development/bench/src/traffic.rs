@@ -1,4 +1,4 @@
-//! Throughput, latency, connections and CPU: one pair of pods in the mesh, one outside, on one node.
+//! Benchmarks of throughput, latency, connections and CPU time: one pair of pods in the mesh, one outside, on one node.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ spec:
     Ok(text)
 }
 
-/// Measurement of one side.
+/// Pair of pods that is measured, in the mesh or outside.
 struct Side<'a> {
     rig: &'a Rig,
     namespace: &'static str,
@@ -81,7 +81,7 @@ impl Side<'_> {
     }
 }
 
-/// Measures both sides alternately and returns the medians.
+/// Measures both pairs of pods alternately, and returns the medians.
 fn compare(
     plain: &Side<'_>,
     mesh: &Side<'_>,

@@ -1,5 +1,5 @@
-//! Waypoints: the same load through Ambit's and through an Envoy with the same configuration, between the same node
-//! proxies.
+//! Benchmarks of waypoints: the same load through Ambit's and through an Envoy with the same configuration, between the
+//! same node proxies.
 
 mod authorizer;
 mod change;
@@ -30,10 +30,10 @@ use self::{
 };
 use crate::figure::Figure;
 
-/// Benchmark that has its own lab.
+/// Benchmark that starts its own lab.
 type Part = fn(envoy: &Path) -> Result<Vec<Row>>;
 
-/// Benchmark parts by their command-line names.
+/// Benchmarks by their names on the command line.
 const PARTS: &[(&str, Part)] = &[
     ("loads", loads),
     ("grpc", grpc),
@@ -48,7 +48,7 @@ const PARTS: &[(&str, Part)] = &[
     ("hashing", consistent_hashing),
 ];
 
-/// Runs the named parts, or all, and prints and returns their results; `envoy` is the program to compare with.
+/// Runs the named benchmarks, or all, and prints and returns their results; `envoy` is the binary to compare with.
 pub(crate) fn run(envoy: &Path, only: &[String]) -> Result<Vec<Figure>> {
     ensure!(envoy.exists(), "there is no Envoy at {}", envoy.display());
     let known = |name: &str| PARTS.iter().any(|(part, _)| *part == name);
@@ -114,7 +114,7 @@ fn many_rules(envoy: &Path) -> Result<Vec<Row>> {
     with_scenario(envoy, "10,000 rules", scenario)
 }
 
-/// Measures one request in a hundred traced, and every one.
+/// Measures requests of which one in a hundred is traced, and requests that are all traced.
 fn traces(envoy: &Path) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for percentage in [1, 100] {
@@ -124,7 +124,7 @@ fn traces(envoy: &Path) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Measures the verification of tokens with each algorithm.
+/// Measures requests with a JWT, for each signature algorithm.
 fn verified_tokens(envoy: &Path) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for algorithm in [Algorithm::Rs256, Algorithm::Es256] {
@@ -146,7 +146,7 @@ fn consistent_hashing(envoy: &Path) -> Result<Vec<Row>> {
     with_step(envoy, "hashing over 1,000 endpoints", Step::Hash)
 }
 
-/// Measures 32 connections with a step for each request.
+/// Measures 32 connections whose requests need an additional processing step.
 fn with_step(envoy: &Path, what: &str, step: Step) -> Result<Vec<Row>> {
     let scenario = Scenario {
         step: Some(step),

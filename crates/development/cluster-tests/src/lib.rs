@@ -1,9 +1,9 @@
 //! Kubernetes clusters with Ambit for tests: one cluster for all tests of a run, and a namespace for each test.
 //!
-//! Every method panics with the condition it waited for and the state of the cluster: this crate is for
-//! tests only. `AMBIT_TEST_SLOT=0` makes the tests use the cluster that `cargo xtask cluster up` started,
-//! with the images it has, and leave it up. Two processes of tests run side by side with the values 0 and 1 of
-//! `AMBIT_TEST_PLACE`: each has a cluster that its tests share.
+//! Every method panics with the condition it waited for and the state of the cluster: this crate is for tests only.
+//! `AMBIT_TEST_SLOT=0` makes the tests use the cluster that `cargo xtask cluster up` started, with the images it has,
+//! and keep it running. Two processes of tests run side by side with the values 0 and 1 of `AMBIT_TEST_PLACE`: each has
+//! a cluster that its tests share.
 #![forbid(unsafe_code)]
 #![expect(
     clippy::panic,

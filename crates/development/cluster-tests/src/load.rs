@@ -1,4 +1,4 @@
-//! Steady load from a pod of its own, and its result.
+//! Steady load from a test pod, and its result.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -6,37 +6,37 @@ use serde_json::Value;
 
 use crate::Space;
 
-/// Number of the first and of the last failures that are printed.
+/// Number of failures that are printed from the beginning and from the end of the list.
 const SHOWN: usize = 4;
 
-/// 200 requests a second on keep-alive connections, 200 on new ones, ten long connections.
+/// Load of 200 requests per second on keep-alive connections, 200 on new connections, and on ten long connections.
 #[derive(Debug)]
 pub struct Load<'a> {
     space: &'a Space<'a>,
     name: String,
 }
 
-/// A request that failed.
+/// Failed request of a load.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// `keep-alive`, `new` or `long`.
+    /// Kind of connection: `keep-alive`, `new` or `long`.
     pub mode: String,
-    /// `refused`, `reset`, `eof`, `timeout`, ...
+    /// Kind of failure: `refused`, `reset`, `eof`, `timeout`, ...
     pub kind: String,
-    /// Seconds since 1970.
+    /// Time of the failure in seconds since 1970.
     pub unix: f64,
-    /// The whole line.
+    /// Whole line of the load generator's output.
     pub line: String,
 }
 
-/// The result of a load.
+/// Result of a finished load.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Each request that failed.
+    /// All failed requests.
     pub failures: Vec<Failure>,
-    /// Number of successful requests by mode.
+    /// Number of successful requests, by kind of connection.
     pub succeeded: BTreeMap<String, u64>,
-    /// Longest time between two successes, by mode.
+    /// Longest time between two successes, by kind of connection.
     pub longest_silence: BTreeMap<String, Duration>,
 }
 
@@ -56,7 +56,7 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// Starts a load with a tenth of the requests, and longer timeouts: for paths of several proxies.
+    /// Starts a load with a tenth of the requests and longer timeouts, for paths through several proxies.
     pub fn start_gently(space: &'a Space<'a>, name: &str, node: &str, server: &str) -> Self {
         let script = format!(
             "until ambit-lab-tool get http://{server}/; do sleep 0.1; done
@@ -71,7 +71,7 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// [`Self::start`] on the first node against `server`, in the mesh.
+    /// Starts a load as [`Self::start`] does, from a captured pod on the first node against `server`.
     #[track_caller]
     pub fn start_captured(space: &'a Space<'a>) -> Self {
         let load = Self::start(space, "load", Some("n1"), "server");
@@ -80,12 +80,12 @@ impl<'a> Load<'a> {
         load
     }
 
-    /// The pod's name, which is also its label `app`.
+    /// Returns the load pod's name, which is also its label `app`.
     pub fn pod(&self) -> &str {
         &self.name
     }
 
-    /// Ends the load and returns its outcome.
+    /// Ends the load and returns its result.
     pub fn finish(self) -> Outcome {
         let mesh = self.space.mesh();
         mesh.kubectl(&[
@@ -125,7 +125,7 @@ impl<'a> Load<'a> {
 }
 
 impl Outcome {
-    /// Fails the test if any connection could not be opened in time; open connections may have broken.
+    /// Fails the test if any connection could not be established in time; established connections may have broken.
     #[track_caller]
     pub fn assert_all_opened(&self) {
         let mut failures = self.failures.iter();
@@ -134,7 +134,7 @@ impl Outcome {
         assert!(refused.is_none(), "{self}");
     }
 
-    /// Fails the test if any request failed, or if any mode did nothing.
+    /// Fails the test if any request failed, or if any kind of connection had no request.
     #[track_caller]
     pub fn assert_flawless(&self) {
         assert!(self.failures.is_empty(), "{self}");
@@ -145,7 +145,7 @@ impl Outcome {
     }
 }
 
-/// Formats the sums, and the first and last failures.
+/// Formats the sums, and the first and last failures of the load.
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "succeeded: {:?}", self.succeeded)?;

@@ -1,4 +1,4 @@
-//! Cluster with Ambit that the tests of a run share, or that a test has for itself.
+//! Cluster with Ambit that the tests of a run share, or that one test creates for itself.
 
 use std::{
     io::{BufRead, BufReader},
@@ -18,10 +18,10 @@ use tokio::runtime::Runtime;
 
 use crate::{binary, pod::is_ready, process::succeed, target, wait::until, wire::Wire};
 
-/// The namespace of the mesh.
+/// Namespace in which the mesh is installed.
 pub const MESH_NAMESPACE: &str = "istio-system";
 
-/// The name of the Helm release.
+/// Name of the Helm release.
 const RELEASE: &str = "ambit";
 
 /// Chart values for the test cluster's images, and for a drain time of waypoints that is longer than any test.
@@ -29,29 +29,29 @@ pub const VALUES: &str = "global.hub=ambit,global.tag=dev,global.imagePullPolicy
     global.waypoint.terminationGracePeriodSeconds=300";
 
 static MESH: OnceLock<Mesh> = OnceLock::new();
-/// Lock by which tests that kill nodes or replace the mesh run alone.
+/// Lock that tests which kill nodes or replace the mesh hold exclusively, and other tests share.
 static ALONE: RwLock<()> = RwLock::new(());
 
-/// The repository's `build` directory.
+/// Returns the path of the repository's `build` directory.
 pub fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../build")
 }
 
-/// A component of Ambit.
+/// Component of Ambit in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// The node agents.
+    /// DaemonSet of node agents.
     Agent,
-    /// The node proxies.
+    /// DaemonSet of node proxies.
     NodeProxy,
-    /// The control plane.
+    /// Deployment of the control plane.
     Control,
 }
 
 impl Part {
     const ALL: [Self; 3] = [Self::Agent, Self::NodeProxy, Self::Control];
 
-    /// Label `app` of the component's pods.
+    /// Returns the label `app` of the component's pods.
     fn label(self) -> &'static str {
         match self {
             Self::Agent => "ambit-agent",
@@ -60,7 +60,7 @@ impl Part {
         }
     }
 
-    /// DaemonSet or Deployment of the component.
+    /// Returns kind and name of the component's DaemonSet or Deployment.
     pub fn object(self) -> &'static str {
         match self {
             Self::Agent => "daemonset/ambit-agent",
@@ -70,7 +70,7 @@ impl Part {
     }
 }
 
-/// A cluster with Ambit installed.
+/// Cluster in which Ambit is installed.
 pub struct Mesh {
     cluster: Cluster,
     slot: Slot,
@@ -79,7 +79,7 @@ pub struct Mesh {
     holder: Option<Holder>,
 }
 
-/// Removes a cluster when this value or this process has ended, in any way.
+/// Process that removes the cluster when this value is dropped or this process ends, in any way.
 struct Holder(Child);
 
 impl Drop for Holder {
@@ -97,7 +97,7 @@ impl std::fmt::Debug for Mesh {
     }
 }
 
-/// A test's access to the mesh.
+/// Access of one test to the mesh, shared or exclusive.
 #[derive(Debug)]
 pub struct Access {
     mesh: Reach,
@@ -146,7 +146,7 @@ impl Drop for Access {
     }
 }
 
-/// Maximum lines of failed connections in [`Mesh::logs`].
+/// Maximum number of lines about failed connections in [`Mesh::logs`].
 const MAX_FAILED: usize = 60;
 
 impl Mesh {
@@ -159,7 +159,7 @@ impl Mesh {
         Access { mesh, guard }
     }
 
-    /// Returns the mesh while no other test runs.
+    /// Returns the mesh for exclusive use: no other test runs meanwhile.
     pub fn alone() -> Access {
         let guard = Guard::Alone {
             _guard: ALONE.write(),
@@ -168,16 +168,16 @@ impl Mesh {
         Access { mesh, guard }
     }
 
-    /// Creates a mesh on a cluster of its own, which is removed with the value: `options` are those of `cargo xtask
-    /// cluster up`, `values` those of [`Self::install`]. No other test runs.
+    /// Creates a cluster with a mesh for one test, which is removed with the value: `options` are those of `cargo xtask
+    /// cluster up`, `values` those of [`Self::install`]. No other test runs meanwhile.
     pub fn own(options: &[&str], values: &[&str]) -> Access {
         let mesh = Self::bare(options, &[]);
         mesh.install(values);
         mesh
     }
 
-    /// Creates a cluster of its own, which is removed with the value, with Ambit's images and further archives of
-    /// images, and nothing installed. No other test runs.
+    /// Creates a cluster for one test, which is removed with the value: Ambit's images and the `further` image archives
+    /// are loaded, and nothing is installed. No other test runs meanwhile.
     pub fn bare(options: &[&str], further: &[PathBuf]) -> Access {
         let guard = Guard::Alone {
             _guard: ALONE.write(),
@@ -203,14 +203,14 @@ impl Mesh {
         }
     }
 
-    /// Installs Ambit; also its images, on a cluster that was just started.
+    /// Installs Ambit on the cluster of a slot, after loading its images if the cluster was just started.
     fn on(slot: Slot, holder: Option<Holder>) -> Self {
         let mesh = Self::loaded(slot, holder);
         mesh.install(&[]);
         mesh
     }
 
-    /// Finds the cluster, and loads Ambit's images if it was just started.
+    /// Finds the cluster of a slot, and loads Ambit's images if it was just started.
     fn loaded(slot: Slot, holder: Option<Holder>) -> Self {
         let places = Places::in_target(&target(), slot);
         let cluster = Cluster::find(places, slot)
@@ -239,7 +239,8 @@ impl Mesh {
         mesh
     }
 
-    /// `ambit install`, with values in addition to those of the test cluster. Returns when all is ready.
+    /// Runs `ambit install` with `values` in addition to those of the test cluster. Returns when all workloads are
+    /// ready.
     pub fn install(&self, values: &[&str]) {
         let mut args = vec!["install", "--timeout=120s", "--set", VALUES];
         for value in values {
@@ -248,7 +249,7 @@ impl Mesh {
         self.ambit(&args);
     }
 
-    /// Installs the mesh by Helm, replacing an installation without it.
+    /// Installs the mesh with Helm, over an installation by `ambit install`.
     #[track_caller]
     pub fn install_with_helm(&self) {
         self.ambit(&["uninstall", "--force"]);
@@ -259,7 +260,7 @@ impl Mesh {
         self.helm(&[&args[..], &["--set", VALUES]].concat());
     }
 
-    /// `helm uninstall`. Returns when only pods that are ending are left of the release.
+    /// Runs `helm uninstall`. Returns when of the release only terminating pods are left.
     #[track_caller]
     pub fn uninstall_with_helm(&self) {
         self.helm(&["uninstall", RELEASE, "--wait", "--timeout=5m"]);
@@ -277,7 +278,7 @@ impl Mesh {
         )
     }
 
-    /// Waits until no pod of the mesh's own is left.
+    /// Waits until no pod of the mesh's own components is left.
     #[track_caller]
     pub fn until_gone(&self) {
         let pods: Api<Pod> = Api::namespaced(self.client(), MESH_NAMESPACE);
@@ -287,7 +288,7 @@ impl Mesh {
         });
     }
 
-    /// Names of the existing objects of the chart, except pods.
+    /// Returns the names of the chart's objects that exist, except pods.
     #[track_caller]
     pub fn objects_of_the_chart(&self) -> String {
         let kinds = "daemonsets,deployments,jobs,services,serviceaccounts,configmaps,roles,rolebindings,\
@@ -297,7 +298,7 @@ impl Mesh {
         self.kubectl(&["get", kinds, ours, all, "--output=name"])
     }
 
-    /// Waits until every pod of an installation is ready after a change.
+    /// Waits until every pod of the installation is ready after a change.
     #[track_caller]
     pub fn until_installed(&self) {
         for part in Part::ALL {
@@ -305,8 +306,8 @@ impl Mesh {
         }
     }
 
-    /// Replaces the pods of a component, as an upgrade does; waits until that is done. Earlier node proxies
-    /// may still be draining then: Kubernetes itself would wait for their end.
+    /// Replaces the pods of a component, as an upgrade does, and waits until the new ones are ready. Earlier node
+    /// proxies may still be draining then, for whose end Kubernetes itself would wait.
     #[track_caller]
     pub fn restart(&self, part: Part) {
         let before = self.pods_of(part);
@@ -336,12 +337,12 @@ impl Mesh {
         });
     }
 
-    /// The pods of a component that are not ending.
+    /// Returns the pods of a component that are not terminating.
     pub fn pods_of(&self, part: Part) -> Vec<Pod> {
         self.pods_with(&format!("app={}", part.label()))
     }
 
-    /// The pods of the mesh's namespace with a label that are not ending.
+    /// Returns the pods in the mesh's namespace with a label that are not terminating.
     pub fn pods_with(&self, label: &str) -> Vec<Pod> {
         let pods: Api<Pod> = Api::namespaced(self.client(), MESH_NAMESPACE);
         let list = ListParams::default().labels(label);
@@ -350,7 +351,7 @@ impl Mesh {
         pods
     }
 
-    /// The cluster's slot, which is part of its addresses.
+    /// Returns the cluster's slot, which is part of its addresses.
     pub fn slot(&self) -> Slot {
         self.slot
     }
@@ -372,7 +373,7 @@ impl Mesh {
         succeed(self.cluster.kubectl().args(args))
     }
 
-    /// Runs a shell command in the repository, where `ambit` and `kubectl` are for this cluster.
+    /// Runs a shell command in the repository's root, in which `ambit` and `kubectl` use this cluster.
     pub fn shell(&self, command: &str) -> Output {
         let kubectl = self.cluster.kubectl();
         let quoted = |text: &std::ffi::OsStr| format!("'{}'", text.to_string_lossy());
@@ -393,12 +394,12 @@ impl Mesh {
             .unwrap_or_else(|error| panic!("{command}: {error}"))
     }
 
-    /// Captures all wires of the cluster.
+    /// Captures the traffic of all nodes, and searches it for the `markers`.
     pub fn watch(&self, markers: &[&str]) -> Wire {
         Wire::watch(&self.cluster, markers)
     }
 
-    /// Applies manifests that name their namespaces.
+    /// Applies manifests, in the namespaces that they name.
     #[track_caller]
     pub fn apply(&self, yaml: &str) {
         self.wait_for(objects::apply(&self.client, yaml))
@@ -412,22 +413,22 @@ impl Mesh {
             .unwrap_or_else(|error| panic!("{error:#}"));
     }
 
-    /// Blocks until a future of the client is done.
+    /// Blocks until a future has completed, on the runtime of the client.
     pub fn wait_for<T>(&self, work: impl Future<Output = T>) -> T {
         self.runtime.block_on(work)
     }
 
-    /// The client, as administrator.
+    /// Returns a client of the API server, as cluster administrator.
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// The cluster under the mesh.
+    /// Returns the cluster on which the mesh is installed.
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }
 
-    /// Returns the node proxies' access logs of all nodes and running containers.
+    /// Returns the access logs of the node proxies on all nodes.
     pub fn access_log(&self) -> String {
         let pods = format!("--selector=app={}", Part::NodeProxy.label());
         let log = self.kubectl(&[
@@ -443,7 +444,7 @@ impl Mesh {
         lines.map(|line| format!("{line}\n")).collect()
     }
 
-    /// Returns the last log lines of the mesh's own pods, and of node proxies those about failed connections.
+    /// Returns the last log lines of the mesh's own pods, and the node proxies' log lines about failed connections.
     pub fn logs(&self) -> String {
         let access_log = self.access_log();
         let failed: Vec<_> = access_log
@@ -468,8 +469,8 @@ impl Mesh {
         text
     }
 
-    /// Returns counts of packets that pods' redirection rejected, by node and namespace: an application cannot
-    /// distinguish this from a missing listener.
+    /// Returns the numbers of packets that redirection rules in pods rejected, by node and namespace. An application
+    /// cannot distinguish such a rejection from a missing listener.
     fn refused(&self) -> String {
         const RULES: &str = r#"for netns in /run/netns/*; do
             nsenter --net="$netns" nft list ruleset |
@@ -488,7 +489,7 @@ impl Mesh {
     }
 }
 
-/// Ambit's images, as written by `cargo xtask test`.
+/// Returns the paths of Ambit's image archives, as written by `cargo xtask test`.
 fn archives() -> Vec<PathBuf> {
     ["agent", "node-proxy", "control", "waypoint", "tools"]
         .map(|name| {
@@ -503,11 +504,11 @@ fn archives() -> Vec<PathBuf> {
         .into()
 }
 
-/// Environment variable with the release of Kubernetes that clusters of tests run, for instance `1.35`;
-/// `cargo xtask cluster test` sets it.
+/// Environment variable with the release of Kubernetes that test clusters run, for instance `1.35`; `cargo xtask
+/// cluster test` sets it.
 const KUBERNETES: &str = "AMBIT_CLUSTER_KUBERNETES";
 
-/// Starts a cluster that is removed when this process has ended.
+/// Starts a cluster that is removed when this process ends, in any way.
 fn hold(slot: Slot, options: &[&str]) -> Holder {
     let release = std::env::var(KUBERNETES);
     let release = release.map(|release| format!("--kubernetes={release}"));

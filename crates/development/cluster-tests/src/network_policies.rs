@@ -1,10 +1,10 @@
-//! NetworkPolicies with captured pods: they apply to the packets of tunnels between the pods.
+//! Tests of NetworkPolicies with captured pods, to which they apply by the packets of tunnels between the pods.
 
 use serde_json::json;
 
 use crate::{Ending, Mesh, Space, is_ready, restarts, until};
 
-/// NetworkPolicy with the clients that may call the server, and the ports.
+/// NetworkPolicy that allows some clients to call some ports of the server.
 const INGRESS: &str = "apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata: {name: server}
@@ -15,7 +15,7 @@ spec:
     ports: $PORTS
 ";
 
-/// NetworkPolicy with the servers that the hermit may call.
+/// NetworkPolicy that allows the pod `hermit` to call some servers.
 const EGRESS: &str = "apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata: {name: hermit}
@@ -30,13 +30,13 @@ const SERVER: &str = "http://server/";
 /// Implementation that enforces NetworkPolicies.
 #[derive(Clone, Copy, Debug)]
 pub enum PolicyEngine {
-    /// The primary CNI's own.
+    /// Implementation of the primary CNI.
     PrimaryCni,
-    /// An engine that is added for the test.
+    /// Engine that is started for the test.
     Added,
 }
 
-/// NetworkPolicies must allow and deny calls between captured pods, whether on one node or two.
+/// Checks that NetworkPolicies allow and deny calls between captured pods, on one node and across nodes.
 #[track_caller]
 pub fn assert_network_policies_hold(mesh: &Mesh, engine: PolicyEngine) {
     let space = mesh.space("network-policies");
@@ -98,7 +98,8 @@ pub fn assert_network_policies_hold(mesh: &Mesh, engine: PolicyEngine) {
     assert!(is_ready(&server) && restarts(&server) == 0);
 }
 
-/// Sends requests from each app concurrently: a blocked call waits until its timeout, or its proxy's.
+/// Checks that requests from all apps fail. Sends them concurrently: a blocked call waits until its timeout, or its
+/// proxy's.
 fn assert_all_fail(space: &Space<'_>, apps: &[&str]) {
     std::thread::scope(|scope| {
         for app in apps {
@@ -110,7 +111,7 @@ fn assert_all_fail(space: &Space<'_>, apps: &[&str]) {
     });
 }
 
-/// Whether packets of a call were dropped or rejected.
+/// Returns whether packets of a call were dropped or rejected.
 fn is_blocked(ending: Ending) -> bool {
     ending.is_cut() || matches!(ending, Ending::TimedOut | Ending::Refused)
 }

@@ -1,14 +1,14 @@
-//! Status of pods: readiness, capture, restarts, addresses.
+//! Status of pods: readiness, capture, restarts, and addresses.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
-/// Annotation that the agent sets on enrolled pods.
+/// Annotation that the agent sets on captured pods.
 const REDIRECTION: &str = "ambient.istio.io/redirection";
 
-/// Whether a pod is ready.
+/// Returns whether a pod is ready.
 pub fn is_ready(pod: &Pod) -> bool {
     pod.status
         .iter()
@@ -16,13 +16,13 @@ pub fn is_ready(pod: &Pod) -> bool {
         .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Number of restarts of a pod's containers.
+/// Returns the number of restarts of a pod's containers.
 pub fn restarts(pod: &Pod) -> i32 {
     let statuses = pod.status.iter().flat_map(|s| s.container_statuses.iter());
     statuses.flatten().map(|status| status.restart_count).sum()
 }
 
-/// Whether the agent reports that a pod is enrolled.
+/// Returns whether a pod is annotated as captured.
 pub fn is_captured(pod: &Pod) -> bool {
     let none = BTreeMap::new();
     let annotations = pod.metadata.annotations.as_ref().unwrap_or(&none);
@@ -31,7 +31,7 @@ pub fn is_captured(pod: &Pod) -> bool {
         .is_some_and(|state| state == "enabled")
 }
 
-/// First address of a running pod.
+/// Returns the first address of a running pod.
 pub fn address(pod: &Pod) -> IpAddr {
     pod.status
         .as_ref()
@@ -46,7 +46,7 @@ pub(crate) fn addresses(pod: &Pod) -> Vec<IpAddr> {
     ips.flatten().filter_map(|ip| ip.ip.parse().ok()).collect()
 }
 
-/// Returns the addresses of a pod's node: its own, and the first of its pod CIDR, which faces its pods.
+/// Returns the addresses of a pod's node: its own, and the first of its pod CIDR, which is on the side of its pods.
 pub(crate) fn node_addresses(pod: &Pod) -> Vec<IpAddr> {
     let ips = pod.status.iter().flat_map(|status| &status.host_ips);
     let own = ips.flatten().filter_map(|ip| ip.ip.parse().ok());

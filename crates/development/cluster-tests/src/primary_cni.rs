@@ -1,4 +1,4 @@
-//! Assertions about the mesh over a primary CNI, the same for each.
+//! Checks of the mesh over a primary CNI, the same for each.
 
 use std::{
     fs::{self, Permissions},
@@ -14,17 +14,18 @@ use crate::{
     assert_only_tls, is_ready, until,
 };
 
-/// Treatment of kubelet's probes where only mutual TLS is accepted.
+/// Treatment of kubelet's probes with STRICT mTLS.
 #[derive(Clone, Copy, Debug)]
 pub enum Probes {
-    /// Probes pass, since kubelet is recognized by its address.
+    /// Probes pass, since the kubelet is recognized by its address.
     Exempt,
-    /// Probes are plaintext like any other: the node does not see the pod's frames, so that a neighbour could pretend
-    /// to be kubelet.
+    /// Probes are rejected like any plaintext: the node does not see the pod's frames, so that a neighbour could
+    /// pretend to be the kubelet.
     AsAnyPlaintext,
 }
 
-/// Checks that the mesh works with the primary CNI. Returns a namespace with STRICT mTLS, a server and its clients.
+/// Checks that the mesh works with the primary CNI. Returns a test namespace with STRICT mTLS, a server and its
+/// clients.
 #[track_caller]
 pub fn assert_at_home(mesh: &Mesh, probes: Probes) -> Space<'_> {
     let space = mesh.space("wired");
@@ -86,7 +87,7 @@ fn assert_tls_alone(mesh: &Mesh, space: &Space<'_>, server: &Pod, service: &AllF
     }
 }
 
-/// Checks that pods which call the server at their start are captured, on either node.
+/// Checks that pods which call the server when they start are captured, on either node.
 #[track_caller]
 fn assert_starters_captured(mesh: &Mesh, space: &Space<'_>, server: &Pod) {
     let wire = mesh.watch(&[&space.marker()]);
@@ -98,7 +99,7 @@ fn assert_starters_captured(mesh: &Mesh, space: &Space<'_>, server: &Pod) {
     assert_nothing_in_plaintext(&wire.finish(), &[server], &[9000]);
 }
 
-/// Checks that with STRICT mTLS pods outside the mesh are refused, and kubelet's probes are treated as in `probes`.
+/// Checks that with STRICT mTLS, pods outside the mesh are rejected, and kubelet's probes are treated as in `probes`.
 #[track_caller]
 fn assert_probes_alone_in_plaintext(
     mesh: &Mesh,
@@ -149,7 +150,8 @@ spec: {mtls: {mode: PERMISSIVE}}
     }
 }
 
-/// Delays the loopback plugin, which the runtime calls concurrently with the others, so that it finishes last.
+/// Delays the loopback CNI plugin, which the container runtime calls concurrently with the others, so that it finishes
+/// last.
 pub fn delay_loopback(node: Node<'_>) {
     let plugins = node.plugins().unwrap();
     fs::copy(plugins.join("loopback"), plugins.join("loopback-itself")).unwrap();
@@ -160,7 +162,7 @@ pub fn delay_loopback(node: Node<'_>) {
     fs::rename(plugins.join("new"), plugins.join("loopback")).unwrap();
 }
 
-/// The types of the plugins in the first configuration, which the node's runtime uses, in order.
+/// Returns the plugin types, in order, in the first CNI configuration, which the node's container runtime uses.
 pub fn plugins(node: Node<'_>) -> Vec<String> {
     let directory = node.configurations().unwrap();
     let files = directory
@@ -181,7 +183,7 @@ struct AllFamilies {
     node_port: u16,
 }
 
-/// Creates a NodePort Service of the server with addresses of all families of the cluster.
+/// Creates a NodePort Service of the server with addresses of all of the cluster's IP families.
 fn service_of_all_families(mesh: &Mesh, space: &Space<'_>) -> AllFamilies {
     space.apply(
         "apiVersion: v1
@@ -215,7 +217,7 @@ fn families(mesh: &Mesh) -> usize {
     }
 }
 
-/// The addresses of a pod in all families of the cluster.
+/// Returns the addresses of a pod in all of the cluster's IP families.
 fn pod_ips(mesh: &Mesh, pod: &Pod) -> Vec<String> {
     let ips = pod
         .status

@@ -1,8 +1,8 @@
-//! Programs that a test runs on the host.
+//! Programs that a test runs on this machine.
 
 use std::process::{Child, Command};
 
-/// Process that ends with the test.
+/// Process that is killed when this value is dropped.
 #[derive(Debug)]
 pub struct Process(pub Child);
 

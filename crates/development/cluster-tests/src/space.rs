@@ -22,7 +22,7 @@ use crate::{
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// A namespace that is removed with the test.
+/// Namespace that is removed at the end of its test.
 #[derive(Debug)]
 pub struct Space<'a> {
     mesh: &'a Mesh,
@@ -30,7 +30,7 @@ pub struct Space<'a> {
 }
 
 impl Mesh {
-    /// Creates a namespace for one test.
+    /// Creates a namespace for a test; its name begins with `name`.
     pub fn space(&self, name: &str) -> Space<'_> {
         Space::new(self, name)
     }
@@ -48,24 +48,25 @@ impl<'a> Space<'a> {
         Self { mesh, name }
     }
 
-    /// The namespace's name.
+    /// Returns the name of the namespace.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Text that only this test's pods send.
+    /// Returns a text that only this test's pods send.
     pub fn marker(&self) -> String {
         format!("said-in-{}", self.name)
     }
 
-    /// Deploys pods that call `server` once at their start, with [`Self::marker`], and then stay idle. Does not wait.
+    /// Deploys pods that call `server` once when they start, with [`Self::marker`] in the request, and then stay idle.
+    /// Does not wait.
     pub fn deploy_starters(&self, count: u32, node: Option<&str>) {
         let marker = format!("--marker={}", self.marker());
         let args = ["first-connect", "server:9000", "--stay", &marker];
         self.deploy("starter", count, node, &args);
     }
 
-    /// Sets the label that enrols the namespace's pods, or removes it.
+    /// Sets the namespace's label `istio.io/dataplane-mode` to `mode`, or removes it.
     pub fn label(&self, mode: Option<&str>) {
         let namespaces: Api<Namespace> = Api::all(self.mesh.client());
         let patch = json!({"metadata": {"labels": {"istio.io/dataplane-mode": mode}}});
@@ -74,7 +75,7 @@ impl<'a> Space<'a> {
             .unwrap();
     }
 
-    /// Applies manifests in this namespace; `$NAMESPACE` in them is its name.
+    /// Applies manifests in this namespace; `$NAMESPACE` in them is replaced by its name.
     #[track_caller]
     pub fn apply(&self, yaml: &str) {
         let mut text = String::new();
@@ -91,7 +92,7 @@ impl<'a> Space<'a> {
     }
 
     /// Creates a Deployment `name` of pods that run `ambit-lab-tool` with these arguments under a service account of
-    /// the same name, and a Service in front of ports 80 (to 8080) and 9000. On `node` if one is named. Does not wait.
+    /// the same name, and a Service in front of ports 80 (to 8080) and 9000; on `node` if one is named. Does not wait.
     pub fn deploy(&self, name: &str, replicas: u32, node: Option<&str>, args: &[&str]) {
         let labels = json!({"app": name});
         let objects = [
@@ -118,7 +119,7 @@ impl<'a> Space<'a> {
         self.apply(&texts.join("\n---\n"));
     }
 
-    /// Deploys a server of HTTP (8080) and echo (9000), and waits until it is ready.
+    /// Deploys a server with HTTP (port 8080) and echo (9000), and waits until it is ready.
     pub fn serve(&self, name: &str, node: Option<&str>) -> Pod {
         self.deploy(
             name,
@@ -129,7 +130,7 @@ impl<'a> Space<'a> {
         self.ready(name, 1).remove(0)
     }
 
-    /// Enrols the namespace, with a captured server on the second node.
+    /// Enrols the namespace, and deploys a captured server on the second node.
     #[track_caller]
     pub fn serve_captured(&self) -> Pod {
         self.label(Some("ambient"));
@@ -138,7 +139,7 @@ impl<'a> Space<'a> {
         server
     }
 
-    /// Deploys an idle pod for commands, and waits until it is ready.
+    /// Deploys an idle pod in which commands can be run, and waits until it is ready.
     pub fn client(&self, name: &str, node: Option<&str>) -> Pod {
         self.deploy(name, 1, node, &["sleep"]);
         self.ready(name, 1).remove(0)
@@ -152,7 +153,8 @@ impl<'a> Space<'a> {
         self.pod(name, json!({}), json!({}), spec);
     }
 
-    /// Creates an idle pod without an owner, for commands, with these labels and annotations. Does not wait.
+    /// Creates an idle pod without an owner, with these labels and annotations, in which commands can be run. Does not
+    /// wait.
     pub fn lone(&self, name: &str, node: Option<&str>, labels: Value, annotations: Value) {
         self.pod(
             name,
@@ -195,7 +197,7 @@ impl<'a> Space<'a> {
         pods.unwrap().items
     }
 
-    /// Waits until exactly this number of pods exist and are ready.
+    /// Waits until exactly this number of the app's pods exist and are ready; returns them.
     #[track_caller]
     pub fn ready(&self, app: &str, count: usize) -> Vec<Pod> {
         let mut pods = Vec::new();
@@ -209,7 +211,7 @@ impl<'a> Space<'a> {
         pods
     }
 
-    /// Waits until all pods of the app are enrolled, or none is.
+    /// Waits until all pods of the app are annotated as captured, or none is.
     #[track_caller]
     pub fn until_captured(&self, app: &str, captured: bool) {
         until(
@@ -221,13 +223,13 @@ impl<'a> Space<'a> {
         );
     }
 
-    /// Waits until the pod's log has a line of JSON with that `event`; returns it.
+    /// Waits until the pod's log has a JSON line with this value of `event`; returns the line.
     #[track_caller]
     pub fn until_event(&self, pod: &str, event: &str) -> Value {
         self.until_event_of(pod, None, event)
     }
 
-    /// [`Self::until_event`] in the log of one of the pod's containers.
+    /// Waits like [`Self::until_event`], for the log of one of the pod's containers.
     #[track_caller]
     pub fn until_event_of(&self, pod: &str, container: Option<&str>, event: &str) -> Value {
         let mut found = None;
@@ -245,7 +247,7 @@ impl<'a> Space<'a> {
         events(&self.log(pod))
     }
 
-    /// The event of a starter's first connection ([`Self::deploy_starters`]), which must have succeeded.
+    /// Returns the event of the first connection of a pod of [`Self::deploy_starters`]; fails unless it succeeded.
     #[track_caller]
     pub fn first_answer(&self, pod: &Pod) -> Value {
         let event = self.until_event(&pod.name_any(), "first-connect");
@@ -253,7 +255,7 @@ impl<'a> Space<'a> {
         event
     }
 
-    /// Deletes a pod at once.
+    /// Deletes a pod without a grace period.
     pub fn delete_pod(&self, name: &str) {
         let at_once = DeleteParams::default().grace_period(0);
         drop(
@@ -263,8 +265,8 @@ impl<'a> Space<'a> {
         );
     }
 
-    /// Runs a command in the first pod of the app. Readiness is not required: for a while after an outage
-    /// of the API server no pod is ready.
+    /// Runs a command in the first pod of the app. The pod need not be ready, since for a while after an outage of the
+    /// API server no pod is.
     pub fn exec(&self, app: &str, command: &[&str]) -> Output {
         let pod = self
             .pods(app)
@@ -300,8 +302,8 @@ impl<'a> Space<'a> {
         (Ending::of(output.status.code().unwrap_or(-1)), text)
     }
 
-    /// Repeats [`Self::get`] until the expected outcome: `true` is a response, `false` a denial by a policy, which an
-    /// access log must report. No other failure counts.
+    /// Repeats [`Self::get`] until the expected outcome: `true` is a response, `false` a denial by a policy, which must
+    /// be in an access log. Any other failure is not accepted.
     #[track_caller]
     pub fn until_get<'e>(&self, app: &str, url: &str, expected: impl Into<Expected<'e>>) {
         let expected = expected.into();
@@ -333,7 +335,7 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// The output of a pod.
+    /// Returns the log of a pod.
     pub fn log(&self, pod: &str) -> String {
         self.log_of(pod, None)
     }
@@ -348,12 +350,12 @@ impl<'a> Space<'a> {
             .unwrap_or_default()
     }
 
-    /// Returns the mesh of the namespace.
+    /// Returns the mesh in whose cluster the namespace is.
     pub fn mesh(&self) -> &Mesh {
         self.mesh
     }
 
-    /// The API of this namespace's pods.
+    /// Returns the API of this namespace's pods.
     pub fn pod_api(&self) -> Api<Pod> {
         Api::namespaced(self.mesh.client(), &self.name)
     }
@@ -387,7 +389,7 @@ impl Drop for Space<'_> {
     }
 }
 
-/// Returns the JSON lines of a log.
+/// Returns the JSON lines of a pod's log.
 fn events(log: &str) -> Vec<Value> {
     let lines = log.lines();
     lines

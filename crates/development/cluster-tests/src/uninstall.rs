@@ -1,4 +1,4 @@
-//! Uninstallation of the mesh, and checks for remains.
+//! Tests of uninstalling the mesh: checks for remains on nodes and in pods.
 
 use std::{fs, path::Path};
 
@@ -6,7 +6,7 @@ use ambit_cluster::CNI_FILE;
 
 use crate::{Load, Mesh, process::succeed};
 
-/// Statements of nftables that only captured pods have.
+/// Parts of nftables rules that exist only for captured pods.
 const CAPTURING: [&str; 3] = ["redirect", "reject", "prerouting"];
 
 const NODE_RULES: &str = "nft list tables";
@@ -16,7 +16,7 @@ const POD_RULES: &str = "for netns in /run/netns/*; do
     nsenter --net=$netns nft list ruleset
 done";
 
-/// Uninstalls the mesh under load, and checks that nothing of it is left on the nodes and in the pods there.
+/// Uninstalls the mesh under load, and checks that nothing of it is left on the nodes and in their pods.
 #[track_caller]
 pub fn assert_uninstalls(mesh: &Mesh, uninstall: impl FnOnce() + Send) {
     let space = mesh.space("uninstall");

@@ -2,16 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-/// Timeout of every operation on a busy machine.
+/// Timeout of every operation, long enough for a busy machine.
 pub const TIMEOUT: Duration = Duration::from_secs(180);
 
-/// Waits until `condition` holds.
+/// Waits until `condition` holds; panics with `what` at the timeout.
 #[track_caller]
 pub fn until(what: &str, condition: impl FnMut() -> bool) {
     ambit_testkit::until_within(TIMEOUT, what, condition);
 }
 
-/// Checks that `condition` holds all the time.
+/// Checks that `condition` holds during the whole of `time`.
 #[track_caller]
 pub fn throughout(what: &str, time: Duration, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + time;

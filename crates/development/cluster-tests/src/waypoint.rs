@@ -1,4 +1,4 @@
-//! Waypoint of a test's namespace, operated like by users.
+//! Waypoint of a test's namespace, operated by the command line as users do.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -17,7 +17,7 @@ const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
 /// Name of the waypoint, the command line's default.
 const NAME: &str = "waypoint";
 
-/// A Gateway of the class of waypoints, called `waypoint`.
+/// Gateway of the class `istio-waypoint`, called `waypoint`.
 #[derive(Debug)]
 pub struct Waypoint<'a> {
     space: &'a Space<'a>,
@@ -47,7 +47,7 @@ impl<'a> Waypoint<'a> {
         self.ambit(&["delete", NAME]);
     }
 
-    /// Runs `ambit waypoint` on the cluster even if a lab is running.
+    /// Runs `ambit waypoint` on the cluster, even if a lab is running.
     #[track_caller]
     fn ambit(&self, args: &[&str]) {
         let mesh = self.space.mesh();
@@ -88,7 +88,7 @@ impl<'a> Waypoint<'a> {
         pods
     }
 
-    /// Scales the waypoint, and waits for the pods.
+    /// Scales the waypoint's Deployment, and waits for the pods.
     #[track_caller]
     pub fn scale(&self, count: usize) {
         let replicas = format!("--replicas={count}");
@@ -96,8 +96,8 @@ impl<'a> Waypoint<'a> {
         self.ready(count);
     }
 
-    /// Waits until the waypoint has no pod, not even a terminating one, which serves as long as requests come and no
-    /// other pod serves.
+    /// Waits until the waypoint has no pod, not even a terminating one, which serves as long as it receives requests
+    /// and no other pod serves.
     #[track_caller]
     pub fn until_gone(&self) {
         let label = format!("{GATEWAY_NAME}={NAME}");
@@ -106,7 +106,7 @@ impl<'a> Waypoint<'a> {
         });
     }
 
-    /// Runs `change`, which replaces the waypoint's pods, and waits until they are replaced.
+    /// Runs `by`, which causes the waypoint's pods to be replaced, and waits until they are replaced.
     #[track_caller]
     pub fn replaced(&self, by: impl FnOnce(&Self)) {
         let before: BTreeSet<_> = self.pods().iter().map(ResourceExt::uid).collect();
@@ -118,21 +118,21 @@ impl<'a> Waypoint<'a> {
         });
     }
 
-    /// Patches the waypoint's Gateway by a merge.
+    /// Applies a merge patch to the waypoint's Gateway.
     #[track_caller]
     pub fn patch(&self, patch: &Value) {
         let patch = patch.to_string();
         self.kubectl(&["patch", "gateway", NAME, "--type=merge", "--patch", &patch]);
     }
 
-    /// Gateway of the waypoint.
+    /// Returns the waypoint's Gateway.
     #[track_caller]
     pub fn gateway(&self) -> Value {
         let text = self.kubectl(&["get", "gateway", NAME, "--output=json"]);
         serde_json::from_str(&text).expect("kubectl writes JSON")
     }
 
-    /// Waits until a condition of the Gateway is `STATUS REASON`.
+    /// Waits until the Gateway's status condition of type `kind` is `expected`, as `STATUS REASON`.
     #[track_caller]
     pub fn until_condition(&self, kind: &str, expected: &str) {
         let mut last = Value::Null;
@@ -157,7 +157,7 @@ impl<'a> Waypoint<'a> {
         self.kubectl(&["logs", &label, "--tail=-1", "--prefix"])
     }
 
-    /// Returns the metrics of the waypoint's pods, requested by a pod of the app.
+    /// Returns the metrics of the waypoint's pods, which a pod of the app requests.
     pub fn metrics(&self, app: &str) -> String {
         let addresses = self.addresses();
         let pages = addresses.iter().map(|address| {
@@ -168,7 +168,7 @@ impl<'a> Waypoint<'a> {
     }
 }
 
-/// Returns `STATUS REASON` of a condition in an object's status.
+/// Returns the status condition of type `kind` in an object's status, as `STATUS REASON`.
 pub fn condition(status: &Value, kind: &str) -> Option<String> {
     let conditions = status["conditions"].as_array()?;
     let one = conditions.iter().find(|one| one["type"] == kind)?;

@@ -1,4 +1,4 @@
-//! Traffic on the wires of the cluster: between nodes, and between pods of a node.
+//! Captured traffic of the cluster: between nodes, and between pods of a node.
 
 use std::net::IpAddr;
 
@@ -10,10 +10,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, eth, sockopt};
 
 use crate::pod::addresses;
 
-/// The port of HBONE.
+/// Port of HBONE tunnels.
 const TUNNEL: u16 = 15008;
 
-/// A capture in the network namespace of every node.
+/// Packet captures in the network namespace of every node.
 #[derive(Debug)]
 pub struct Wire(Vec<Capture>);
 
@@ -40,7 +40,7 @@ impl Wire {
         Self(captures.collect())
     }
 
-    /// Stops the capture, and returns every flow as seen by each node.
+    /// Stops the capture, and returns every flow, once for each node that saw it.
     pub fn finish(self) -> Vec<FlowReport> {
         self.0
             .into_iter()
@@ -49,8 +49,8 @@ impl Wire {
     }
 }
 
-/// Fails if a marker was readable, or if a connection was opened to one of the pods at one of the ports, since captured
-/// clients use the tunnel.
+/// Fails if a marker was readable, or if a connection was opened directly to one of the pods at one of the ports,
+/// instead of by the tunnel.
 #[track_caller]
 pub fn assert_nothing_in_plaintext(reports: &[FlowReport], servers: &[&Pod], ports: &[u16]) {
     let addresses = addresses_of(servers);
@@ -62,8 +62,7 @@ pub fn assert_nothing_in_plaintext(reports: &[FlowReport], servers: &[&Pod], por
     }
 }
 
-/// Fails if two captured pods exchanged anything that is not TLS on the tunnel's port, or if they
-/// exchanged nothing.
+/// Fails if two captured pods exchanged anything but TLS on the tunnel's port, or exchanged nothing.
 #[track_caller]
 pub fn assert_only_tls(reports: &[FlowReport], captured: &[&Pod]) {
     if let Err(found) = only_tls(reports, captured) {
@@ -71,7 +70,7 @@ pub fn assert_only_tls(reports: &[FlowReport], captured: &[&Pod]) {
     }
 }
 
-/// Whether captured pods communicated only by TLS on the tunnel's port; else the violations.
+/// Checks that captured pods communicated only by TLS on the tunnel's port; an error lists the violations.
 pub fn only_tls(reports: &[FlowReport], captured: &[&Pod]) -> Result<(), String> {
     let addresses = addresses_of(captured);
     let between = reports.iter().filter(|report| {

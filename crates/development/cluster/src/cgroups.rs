@@ -1,4 +1,4 @@
-//! Cgroups of nodes, in each cgroup hierarchy of the machine.
+//! Cgroups of the cluster's nodes, in each cgroup hierarchy of the machine.
 
 use std::{
     fs, io,
@@ -37,7 +37,7 @@ pub(crate) fn make(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Removes the cgroups with this prefix; their processes have ended.
+/// Removes the cgroups whose names have this prefix; their processes must have ended.
 pub(crate) fn remove(prefix: &str) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(10);
     for hierarchy in hierarchies()? {

@@ -12,7 +12,7 @@ use crate::{
     process::Processes,
 };
 
-/// Running cluster, which any process may have started.
+/// Running cluster, which this or another process has started.
 #[derive(Debug)]
 pub struct Cluster {
     places: Places,
@@ -43,7 +43,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the manifest of the Gateway API's CRDs.
+    /// Returns the YAML of the Gateway API's CRDs.
     pub fn gateway_api(&self) -> Result<String> {
         self.definitions(&GATEWAY_API)
     }
@@ -52,12 +52,12 @@ impl Cluster {
         Ok(fs::read_to_string(self.bin().join(of.manifest))?)
     }
 
-    /// Returns the path of the administrator's kubeconfig.
+    /// Returns the path of the cluster administrator's kubeconfig.
     pub fn kubeconfig(&self) -> PathBuf {
         self.pki().join("admin.conf")
     }
 
-    /// Returns a `kubectl` command of the cluster's own version, as administrator.
+    /// Returns a command that runs the cluster's own version of `kubectl`, as cluster administrator.
     pub fn kubectl(&self) -> std::process::Command {
         let mut command = std::process::Command::new(self.bin().join("kube"));
         command
@@ -69,12 +69,12 @@ impl Cluster {
         command
     }
 
-    /// Returns a client, as administrator.
+    /// Returns a client of the API server, as cluster administrator.
     pub async fn client(&self) -> Result<Client> {
         Ok(ambit_kube_kit::client(Some(&self.kubeconfig()), "ambit-cluster").await?)
     }
 
-    /// Returns the cluster's options.
+    /// Returns the options with which the cluster was started.
     pub fn options(&self) -> &Options {
         &self.options
     }

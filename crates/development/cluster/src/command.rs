@@ -1,4 +1,4 @@
-//! External programs: their command lines, and their output when they fail.
+//! External programs: runs them, and reports their output when they fail.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-/// Program with its arguments.
+/// Command line of an external program: the program with its arguments.
 #[derive(Clone, Debug)]
 pub(crate) struct Tool(Vec<OsString>);
 
@@ -45,7 +45,7 @@ impl Tool {
         self.output().map(drop)
     }
 
-    /// Like [`Self::run`]; returns its output.
+    /// Runs the program like [`Self::run`], and returns its standard output.
     pub(crate) fn output(&self) -> Result<String> {
         let output = self
             .command()
@@ -54,7 +54,7 @@ impl Tool {
         self.succeeded(&output)
     }
 
-    /// Like [`Self::run`], with `text` on its standard input.
+    /// Runs the program like [`Self::run`], with `text` on its standard input.
     pub(crate) fn feed(&self, text: &str) -> Result<()> {
         let mut child = self
             .command()
@@ -87,7 +87,7 @@ impl Tool {
     }
 }
 
-/// Runs many `ip` commands (Debian package iproute2) at once, here or in a namespace.
+/// Runs many `ip` commands (Debian package iproute2) at once, here or in a network namespace.
 pub(crate) fn ip_batch(namespace: Option<&str>, lines: &str) -> Result<()> {
     let namespace = namespace.map(|namespace| ["-n", namespace]);
     Tool::new("ip")

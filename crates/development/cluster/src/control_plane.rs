@@ -1,17 +1,17 @@
-//! Command lines of etcd, the API server, the controllers and the scheduler.
+//! Command lines of the control plane's components: etcd, API server, controller manager and scheduler.
 
 use std::path::Path;
 
 use crate::{command::Tool, network::Network};
 
-/// Components in the order of their start.
+/// Names of the control plane's components, in the order of their start.
 pub(crate) const PARTS: [&str; 4] = [ETCD, API_SERVER, CONTROLLERS, SCHEDULER];
 pub(crate) const ETCD: &str = "etcd";
 pub(crate) const API_SERVER: &str = "apiserver";
 pub(crate) const CONTROLLERS: &str = "controllers";
 pub(crate) const SCHEDULER: &str = "scheduler";
 
-/// Paths of the programs, the keys and the data.
+/// Paths of the control plane's programs, keys and data.
 pub(crate) struct ControlPlane<'a> {
     pub(crate) bin: &'a Path,
     pub(crate) pki: &'a Path,
@@ -20,7 +20,7 @@ pub(crate) struct ControlPlane<'a> {
 }
 
 impl ControlPlane<'_> {
-    /// Returns the command of a component.
+    /// Returns the command line of a component.
     pub(crate) fn command(&self, part: &str) -> Tool {
         match part {
             ETCD => self.etcd(),

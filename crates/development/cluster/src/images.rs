@@ -1,4 +1,4 @@
-//! Images that the cluster itself needs.
+//! Container images that the cluster itself needs, such as that of the pause container.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use anyhow::Result;
 
 use crate::node_config::PAUSE_IMAGE;
 
-/// Writes the images; returns the archives.
+/// Writes the images as OCI archives to `out`; returns their paths.
 pub(crate) fn write(bin: &Path, out: &Path) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(out)?;
     let mut archives = Vec::new();

@@ -1,9 +1,9 @@
-//! A real Kubernetes on one machine, for tests and development: etcd, API server, controllers,
-//! scheduler, and nodes with containerd, kubelet and kube-proxy, each node in namespaces of its own with
-//! its own `/etc`, `/opt`, `/run` and `/var`.
+//! A real Kubernetes on one machine, for tests and development: etcd, API server, controllers, scheduler, and nodes
+//! with containerd, kubelet and kube-proxy. Each node has its own namespaces, and its own `/etc`, `/opt`, `/run` and
+//! `/var`.
 //!
-//! Everything is built from Go modules, Debian packages and images made here. A running cluster can be
-//! reached from this machine: the API server, pods and Services have routes.
+//! Everything is built from Go modules, Debian packages and images made here. A running cluster can be reached from
+//! this machine: the API server, pods and Services have routes.
 #![forbid(unsafe_code)]
 
 mod cgroups;

@@ -1,5 +1,4 @@
-//! Lifecycle of a cluster: starts and stops the cluster as a whole, its API server and its store,
-//! and reports its status.
+//! Lifecycle of a cluster: starts and stops the whole cluster, its API server and its etcd, and reports its status.
 
 use std::{
     fs::{self, File},
@@ -36,7 +35,7 @@ const NODE_INIT: &str = include_str!("node-init.sh");
 /// Timeout for any component to start on a busy machine.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Lock of a slot that this process holds.
+/// Lock by which this process alone uses the cluster of a slot.
 #[derive(Debug)]
 pub struct SlotLock {
     _lock: File,
@@ -71,8 +70,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Returns the program of the Gateway API's conformance tests, built if it is outdated. No
-    /// cluster needs to run.
+    /// Returns the path of the Gateway API's conformance tests, built if they are outdated. No cluster needs to run.
     pub fn conformance_tests(places: &Places, sources: &Path) -> Result<PathBuf> {
         let bin = places.cache.join("bin");
         // Not under the lock of the cluster's programs: a cluster may be built and started
@@ -81,7 +79,7 @@ impl Cluster {
         programs::ensure_conformance(sources, &bin)
     }
 
-    /// Returns the program of Kiali's server, built if it is outdated. No cluster needs to run.
+    /// Returns the path of Kiali's server, built if it is outdated. No cluster needs to run.
     pub fn kiali(places: &Places, sources: &Path) -> Result<PathBuf> {
         let bin = places.cache.join("bin");
         let _building = lock(&bin.join(programs::KIALI))?;
@@ -203,15 +201,15 @@ impl Cluster {
         .await
     }
 
-    /// Waits until no other process holds the slot, and holds it until the value is dropped: a
-    /// process must not find another one's cluster, still running or partly removed.
+    /// Waits until no other process holds the slot's lock, and returns the lock, which is released on drop. A process
+    /// must not find the cluster of another process, still running or partly removed.
     pub fn hold(places: &Places) -> Result<SlotLock> {
         Ok(SlotLock {
             _lock: lock(&places.state.with_extension("held"))?,
         })
     }
 
-    /// Stops and removes all parts that are left of a slot's cluster.
+    /// Stops and removes everything that exists of a slot's cluster.
     pub fn down(places: Places, slot: Slot) -> Result<()> {
         let _lock = lock(&places.state)?;
         let options = Self::find(places.clone(), slot)?.map(|cluster| cluster.options().clone());
@@ -249,7 +247,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Prints the last log lines of the components, after a failure.
+    /// Prints the last log lines of the components, to explain a failure.
     fn explain(&self) {
         for part in self.parts() {
             let tail = self.processes().tail(&part);
@@ -269,13 +267,13 @@ impl Cluster {
         self.processes().stop(API_SERVER, Duration::from_secs(10))
     }
 
-    /// Starts the API server again.
+    /// Starts the API server again after [`Self::stop_api_server`].
     pub fn start_api_server(&self) -> Result<()> {
         self.start_part(API_SERVER)?;
         runtime()?.block_on(self.api_ready())
     }
 
-    /// Copies the store; the API server is stopped meanwhile.
+    /// Copies the contents of etcd as a snapshot of this name; the API server is stopped meanwhile.
     pub fn snapshot(&self, name: &str) -> Result<()> {
         self.without_store(|data| {
             fs::copy(data.join(ETCD).join("member/snap/db"), data.join(name))?;
@@ -283,8 +281,8 @@ impl Cluster {
         })
     }
 
-    /// Restores a copy, as an operator does after a disaster: with new revisions and none before them, so
-    /// that all watchers must list again.
+    /// Restores etcd from the snapshot of this name, as an operator does after a disaster: resource versions increase
+    /// and the history before is lost, so that all watchers must list again.
     pub fn restore(&self, name: &str) -> Result<()> {
         self.without_store(|data| {
             fs::remove_dir_all(data.join(ETCD))?;
@@ -324,7 +322,7 @@ impl Cluster {
         self.processes().start(part, &control_plane.command(part))
     }
 
-    /// Returns each component, and its pid if it runs.
+    /// Returns the name of each component, and its PID if it runs.
     pub fn status(&self) -> Vec<(String, Option<u32>)> {
         let nodes = self.nodes().map(|node| node.name());
         control_plane::PARTS
@@ -336,7 +334,7 @@ impl Cluster {
     }
 }
 
-/// Locks `what` for one process at a time.
+/// Locks the file `what` exclusively among processes.
 fn lock(what: &Path) -> Result<File> {
     let mut path = what.as_os_str().to_owned();
     path.push(".lock");

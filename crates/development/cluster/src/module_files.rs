@@ -1,4 +1,4 @@
-//! Files of Go modules: CRDs as manifests, and directories as archives.
+//! Files from Go modules that a cluster needs: CRDs as manifests, and directories as archives.
 
 use std::{
     fs,
@@ -38,7 +38,7 @@ pub(crate) const CILIUM: Definitions = Definitions {
     ],
 };
 
-/// Programs in C that Cilium's agent compiles.
+/// C programs that Cilium's agent compiles for eBPF.
 pub(crate) const CILIUM_BPF: Files = Files {
     source: "cilium",
     archive: "cilium-bpf",
@@ -51,14 +51,14 @@ pub(crate) const CILIUM_BPF: Files = Files {
 pub(crate) struct Definitions {
     /// Directory of our Go module in `build`, which requires `module`.
     pub(crate) source: &'static str,
-    /// Name of the manifest beside the programs.
+    /// File name of the manifest in the directory of programs.
     pub(crate) manifest: &'static str,
     module: &'static str,
     directories: &'static [&'static str],
 }
 
 impl Definitions {
-    /// Writes the CRDs as one manifest; `source` is our Go module.
+    /// Writes the CRDs to `output` as one manifest; `source` is our Go module.
     pub(crate) fn write(&self, source: &Path, output: &Path) -> Result<()> {
         let module = module_directory(self.module, source)?;
         let mut all = String::new();
@@ -80,19 +80,19 @@ impl Definitions {
     }
 }
 
-/// Directory of a Go module, and the archive that is built from it.
+/// Directory in a Go module, and the archive that is built from it.
 #[derive(Debug)]
 pub(crate) struct Files {
     /// Directory of our Go module in `build`, which requires `module`.
     pub(crate) source: &'static str,
-    /// Name of the archive beside the programs.
+    /// File name of the archive in the directory of programs.
     pub(crate) archive: &'static str,
     module: &'static str,
     directory: &'static str,
 }
 
 impl Files {
-    /// Writes the files as one archive; `source` is our Go module.
+    /// Writes the files to `output` as one archive; `source` is our Go module.
     pub(crate) fn write(&self, source: &Path, output: &Path) -> Result<()> {
         Tool::new("tar")
             .arg("-C")
@@ -104,7 +104,8 @@ impl Files {
     }
 }
 
-/// Returns the directory of a Go module's files, downloaded if need be; `source` is our module, which requires it.
+/// Returns the directory with a Go module's files, downloaded if necessary; `source` is our Go module, which requires
+/// it.
 fn module_directory(module: &str, source: &Path) -> Result<PathBuf> {
     let listed = Command::new("go")
         .args(["mod", "download", "-json", module])

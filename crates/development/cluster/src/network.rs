@@ -1,5 +1,5 @@
-//! Addresses, network namespaces and links of a cluster: the control plane's namespace has a
-//! switch; every node and this machine have one link to it.
+//! Addresses, network namespaces and links of a cluster. The control plane's network namespace has a switch, to which
+//! every node and this machine have one link.
 
 use std::{
     fmt::Write,
@@ -14,7 +14,7 @@ use crate::{
     options::{IpFamily, Options, PrimaryCni, Slot},
 };
 
-/// Namespace of the control plane, next to the nodes' `n1`, `n2`, ...
+/// Network namespace of the control plane, besides the nodes' `n1`, `n2`, ...
 const CONTROL_PLANE_NAMESPACE: &str = "cp";
 
 /// Names and addresses of a cluster, all derived from the slot.
@@ -34,7 +34,7 @@ impl Network {
         }
     }
 
-    /// Returns the prefix of all names.
+    /// Returns the prefix of the names of all namespaces and links.
     pub(crate) fn prefix(self) -> String {
         match self.slot {
             0 => "kube".to_owned(),
@@ -42,17 +42,17 @@ impl Network {
         }
     }
 
-    /// Returns a namespace's name.
+    /// Returns the name of the network namespace of a node or of the control plane.
     pub(crate) fn namespace(self, who: &str) -> String {
         format!("{}-{who}", self.prefix())
     }
 
-    /// Returns a namespace's path.
+    /// Returns the path of the network namespace of a node or of the control plane.
     pub(crate) fn path(self, who: &str) -> PathBuf {
         PathBuf::from("/run/netns").join(self.namespace(who))
     }
 
-    /// Returns a command in the control plane's namespace.
+    /// Returns a command that runs a program in the control plane's network namespace.
     pub(crate) fn in_control_plane(self, program: impl AsRef<std::ffi::OsStr>) -> Tool {
         Tool::new("nsenter")
             .arg(format!(
@@ -78,26 +78,25 @@ impl Network {
         format!("fd00:{}:250::{host}", self.slot)
     }
 
-    /// Returns the addresses of a node, for the kubelet.
+    /// Returns the addresses of a node, for the kubelet's `--node-ip`.
     pub(crate) fn node_addresses(self, number: u8) -> String {
         let v4 = self.node(number).to_string();
         self.both(v4, self.node_v6(10 + number)).join(",")
     }
 
-    /// Returns the ranges of a node's pods.
+    /// Returns the pod CIDRs of a node.
     pub(crate) fn pods(self, number: u8) -> Vec<String> {
         let v4 = format!("10.{}.{number}.0/24", 244 + self.slot);
         self.both(v4, format!("fd00:{}:244:{number}::/64", self.slot))
     }
 
-    /// Returns a node's addresses in the ranges of its pods: the first ones, which CNI plugins use
-    /// as the gateway.
+    /// Returns a node's addresses in its pod CIDRs: the first ones, which CNI plugins use as the gateway.
     fn gateways(self, number: u8) -> Vec<String> {
         let v4 = format!("10.{}.{number}.1/24", 244 + self.slot);
         self.both(v4, format!("fd00:{}:244:{number}::1/64", self.slot))
     }
 
-    /// Returns the ranges of all pods.
+    /// Returns the pod CIDRs of the whole cluster.
     pub(crate) fn all_pods(self) -> Vec<String> {
         let v4 = format!("10.{}.0.0/16", 244 + self.slot);
         self.both(v4, format!("fd00:{}:244::/48", self.slot))
@@ -108,22 +107,22 @@ impl Network {
         self.both(v4, format!("fd00:{}:96::/112", self.slot))
     }
 
-    /// Returns the ranges of Services.
+    /// Returns the CIDRs of Services' cluster IPs.
     pub(crate) fn services(self) -> String {
         self.services_each().join(",")
     }
 
-    /// Returns the address of the API server's Service.
+    /// Returns the cluster IP of the API server's Service.
     pub(crate) fn api_service(self) -> Ipv4Addr {
         Ipv4Addr::new(10, 96 + self.slot, 0, 1)
     }
 
-    /// Returns the address of the DNS Service.
+    /// Returns the cluster IP of the DNS Service.
     pub(crate) fn dns_service(self) -> Ipv4Addr {
         Ipv4Addr::new(10, 96 + self.slot, 0, 10)
     }
 
-    /// Returns whether pods and Services have addresses of both families.
+    /// Returns whether pods and Services have IPv4 and IPv6 addresses.
     pub(crate) fn is_dual(self) -> bool {
         self.dual
     }
@@ -136,7 +135,7 @@ impl Network {
         format!("{}-host", self.prefix())
     }
 
-    /// Creates all namespaces and links.
+    /// Creates all network namespaces and links of a cluster with this number of nodes.
     pub(crate) fn make(self, nodes: u8) -> Result<()> {
         let switch = self.namespace(CONTROL_PLANE_NAMESPACE);
         let api = self.api_server();
@@ -201,7 +200,7 @@ impl Network {
         self.sysctls(&format!("n{number}"), &[])
     }
 
-    /// Adds a macvlan interface beside the pods' ones: a node cannot reach them through their
+    /// Adds a macvlan interface for the node itself, which cannot reach its pods' macvlan interfaces through their
     /// common parent.
     fn macvlan(self, batch: &mut String, number: u8) -> Result<()> {
         writeln!(batch, "link add mac0 link eth0 type macvlan mode bridge")?;
@@ -211,7 +210,7 @@ impl Network {
         Ok(writeln!(batch, "link set mac0 up")?)
     }
 
-    /// Returns the commands that set the addresses of an interface on the nodes' network.
+    /// Returns the `ip` commands that set an interface's addresses in the nodes' network.
     fn address(self, link: &str, v4: Ipv4Addr, host: u8) -> String {
         let mut batch = format!("addr add {v4}/24 dev {link}\n");
         if self.dual {
@@ -221,7 +220,7 @@ impl Network {
         batch
     }
 
-    /// Adds the routes to a node's pods.
+    /// Adds the `ip` commands for the routes to a node's pods.
     fn routes(self, batch: &mut String, number: u8) -> Result<()> {
         for range in self.pods(number) {
             writeln!(batch, "route add {range} via {}", self.via(&range, number))?;
@@ -257,7 +256,7 @@ impl Network {
             .with_context(|| format!("cannot set up forwarding in {}", self.namespace(who)))
     }
 
-    /// Removes all namespaces and links that exist.
+    /// Removes all network namespaces and links of the cluster that exist.
     pub(crate) fn remove(self) -> Result<()> {
         // The kernel deletes namespaces asynchronously; the link of this machine must be gone at
         // once.
@@ -271,7 +270,7 @@ impl Network {
         Ok(())
     }
 
-    /// Returns the existing namespaces.
+    /// Returns the names of the cluster's existing network namespaces.
     pub(crate) fn namespaces(self) -> Result<Vec<String>> {
         let prefix = format!("{}-", self.prefix());
         let Ok(entries) = std::fs::read_dir("/run/netns") else {

@@ -1,12 +1,12 @@
-//! NetworkPolicies by an external engine, as in clusters whose network plugin has none:
-//! kube-network-policies (`build/kube-network-policies`), a process on each node that receives the first
-//! packet of every connection and decides whether it passes.
+//! NetworkPolicies by an external engine, as in clusters whose network plugin has none: kube-network-policies
+//! (`build/kube-network-policies`), a process on each node that receives the first packet of every connection and
+//! decides whether it passes.
 //!
-//! The engine has nftables queue the packets by an expression (`queue`) that not every kernel has
-//! (`CONFIG_NFT_QUEUE`). Without it the engine's transaction fails as a whole; it only logs that, and still
-//! listens. So the packets are queued by the equivalent target of iptables, with rules that are otherwise
-//! the engine's own, except that they do not check whether any policy applies to the packet: the engine
-//! does. Where the engine can set its own rules, it decides twice.
+//! The engine has nftables queue the packets by an expression (`queue`) that not every kernel has (`CONFIG_NFT_QUEUE`).
+//! Without it the engine's nftables transaction fails as a whole; the engine only logs that, and still listens. So the
+//! packets are queued by the equivalent target of iptables, with rules that are otherwise the engine's own, except that
+//! they do not check whether any policy applies to the packet: the engine does. Where the engine can set its own rules,
+//! packets are queued and decided twice.
 
 use std::{
     fs,
@@ -17,18 +17,18 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{cluster::Cluster, command::Tool, nodes::Node};
 
-/// The engine's default queue of packets.
+/// Number of the netfilter queue that the engine binds by default.
 const NFQUEUE_NUMBER: &str = "100";
 
-/// Rules before source NAT, where packets have the addresses of pods, including those between pods
-/// on one node and those forwarded by IPVS. Neighbour discovery is ICMPv6; packets of root on the
-/// node are kubelet's probes.
+/// Iptables rules that queue packets to the engine. They are before source NAT, where packets have the addresses of
+/// pods, including those between pods on one node and those forwarded by IPVS. Neighbour discovery is ICMPv6; packets
+/// of root on the node are kubelet's probes.
 const RULES: &str = "-A POSTROUTING -p ipv6-icmp -j ACCEPT
 -A POSTROUTING -m owner --uid-owner 0 -j ACCEPT
 -A POSTROUTING -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT
 -A POSTROUTING -j NFQUEUE --queue-num";
 
-/// Timeout for an engine to know all policies, pods and namespaces.
+/// Timeout until an engine knows all policies, pods and namespaces.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// NetworkPolicy engine on every node of a cluster, until the value is dropped.
@@ -38,15 +38,15 @@ pub struct NetworkPolicies<'a> {
 }
 
 impl Cluster {
-    /// Enables NetworkPolicies, which are not enforced by default, until the value is dropped.
+    /// Enforces NetworkPolicies until the returned value is dropped; by default, the cluster does not.
     pub fn enforce_network_policies(&self) -> Result<NetworkPolicies<'_>> {
         NetworkPolicies::enforce(self)
     }
 }
 
 impl<'a> NetworkPolicies<'a> {
-    /// Starts the engines, and returns when the existing policies are in force. Changes apply as
-    /// soon as the engines receive them.
+    /// Starts the engines, and returns when the existing policies are enforced. Changes apply as soon as the engines
+    /// receive them.
     pub(crate) fn enforce(cluster: &'a Cluster) -> Result<Self> {
         let policies = Self { cluster };
         for node in cluster.nodes() {
@@ -107,12 +107,12 @@ impl Drop for NetworkPolicies<'_> {
     }
 }
 
-/// Returns the name of the engine's process.
+/// Returns the name of a node's engine process.
 fn name(node: Node<'_>) -> String {
     format!("network-policies-{}", node.name())
 }
 
-/// Returns whether the engine has bound its queue, which it does when it knows all objects.
+/// Returns whether the engine has bound its netfilter queue, which it does once it knows all objects.
 fn is_listening(node: Node<'_>) -> Result<bool> {
     let pid = node.pid().context("a node is down")?;
     let queues = format!("/proc/{pid}/net/netfilter/nfnetlink_queue");
@@ -121,7 +121,7 @@ fn is_listening(node: Node<'_>) -> Result<bool> {
     Ok(numbers.any(|number| number == Some(NFQUEUE_NUMBER)))
 }
 
-/// Replaces the rules of a chain that has no others; the kubelet has other chains in the table.
+/// Replaces the rules of the engine's iptables chain, which has no others. The kubelet has other chains in the table.
 fn set_rules(node: Node<'_>, rules: &str) -> Result<()> {
     for restore in ["iptables-nft-restore", "ip6tables-nft-restore"] {
         Tool::new("nsenter")

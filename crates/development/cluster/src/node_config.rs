@@ -1,4 +1,4 @@
-//! Configuration files of a node: those of containerd, the kubelet, kube-proxy and the primary CNI.
+//! Configuration files of a node, for containerd, the kubelet, kube-proxy and the primary CNI.
 
 use std::{
     fs,
@@ -14,10 +14,10 @@ use crate::{
     primary_cni::{AgentOptions, CNI_FILE},
 };
 
-/// Image of the container that holds a pod's namespaces.
+/// Image of the pause container, which holds a pod's namespaces.
 pub(crate) const PAUSE_IMAGE: &str = "kube.local/pause:1";
 
-/// Writes all files that do not change between boots.
+/// Writes the node's configuration files that do not change between boots.
 pub(crate) fn write(
     directory: &Path,
     bin: &Path,
@@ -87,7 +87,7 @@ pub(crate) fn reset_cni(
     Ok(())
 }
 
-/// Returns the path of a file in the node's own directory `path` while the node is down.
+/// Returns the path, while the node is down, of the file that the node itself has at `path`.
 fn own(directory: &Path, path: &str) -> PathBuf {
     directory.join("own").join(path.trim_start_matches('/'))
 }
@@ -173,7 +173,7 @@ fn kube_proxy(pki: &Path, network: Network, plugin: PrimaryCni, number: u8) -> V
     })
 }
 
-/// Returns the cgroup of a node, in each hierarchy.
+/// Returns the path of a node's cgroup, relative to each hierarchy.
 pub(crate) fn cgroup(network: Network, number: u8) -> String {
     network.namespace(&format!("n{number}"))
 }

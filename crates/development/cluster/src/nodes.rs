@@ -1,4 +1,4 @@
-//! Nodes of a running cluster: killed and booted like machines, loaded with images.
+//! Nodes of a running cluster: kills and boots them like machines, and loads images onto them.
 
 use std::{
     collections::BTreeSet,
@@ -12,18 +12,19 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{cgroups, cluster::Cluster, command::Tool, node_config, process};
 
-/// containerd's socket, as on any node.
+/// Path of containerd's socket in the node's root directory.
 const SOCKET: &str = "run/containerd/containerd.sock";
 
-/// State of a node's disk at its boot.
+/// State of a node's disk when the node boots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Boot {
-    /// Disk without changes.
+    /// The disk is as it was when the node was killed.
     #[default]
     Plain,
-    /// The primary CNI rewrites its configuration, without the additions of others.
+    /// The primary CNI has rewritten its configuration file, without plugins that others had added.
     CniRewritten,
-    /// Rewritten as in [`Self::CniRewritten`], with all other files of the configuration directory removed.
+    /// The configuration file is rewritten as in [`Self::CniRewritten`], and all other files of the CNI configuration
+    /// directory are removed.
     CniAlone,
 }
 
@@ -51,7 +52,7 @@ impl Cluster {
         }
     }
 
-    /// Loads images on all nodes.
+    /// Loads image archives on all nodes.
     pub fn load(&self, archives: &[PathBuf]) -> Result<()> {
         self.nodes().try_for_each(|node| node.load(archives))
     }
@@ -72,13 +73,13 @@ impl Node<'_> {
         self.cluster.network().path(&self.name())
     }
 
-    /// Returns the first process; `None` while the node is down.
+    /// Returns the PID of the node's first process; `None` while the node is down.
     pub fn pid(&self) -> Option<u32> {
         let unshare = self.cluster.processes().pid(&self.name())?;
         process::children(unshare).first().copied()
     }
 
-    /// Returns the root of the file system while the node is up.
+    /// Returns the path of the node's root directory; fails while the node is down.
     pub fn root(&self) -> Result<PathBuf> {
         let pid = self
             .pid()
@@ -86,19 +87,19 @@ impl Node<'_> {
         Ok(PathBuf::from(format!("/proc/{pid}/root")))
     }
 
-    /// Returns the directory of the configurations of CNI plugins while the node is up.
+    /// Returns the node's directory of CNI configurations; fails while the node is down.
     pub fn configurations(&self) -> Result<PathBuf> {
         let directory = self.cluster.options().layout.configurations();
         Ok(self.root()?.join(directory.trim_start_matches('/')))
     }
 
-    /// Returns the directory of the CNI plugins while the node is up.
+    /// Returns the node's directory of CNI plugins; fails while the node is down.
     pub fn plugins(&self) -> Result<PathBuf> {
         let directory = self.cluster.options().layout.plugins();
         Ok(self.root()?.join(directory.trim_start_matches('/')))
     }
 
-    /// A command inside the node, as a shell on it would run it.
+    /// Returns a command that runs a program inside the node, as a shell on it would.
     pub fn command(&self, program: &str) -> Result<std::process::Command> {
         let pid = self
             .pid()
@@ -111,8 +112,8 @@ impl Node<'_> {
         Ok(command)
     }
 
-    /// Returns the pids on this machine of processes of the node's pods whose command line begins
-    /// with `command`; all of them if it is empty.
+    /// Returns the PIDs on this machine of processes in the node's pods whose command line begins with `command`; of
+    /// all processes in pods if it is empty.
     pub fn processes(&self, command: &str) -> Vec<u32> {
         let group = format!(
             "/{}/",
@@ -139,8 +140,8 @@ impl Node<'_> {
         Ok(pids.len())
     }
 
-    /// Kills (SIGKILL) the parents of the processes with that command line; the first process of a
-    /// container takes the whole container with it. Returns their number.
+    /// Kills (SIGKILL) the parents of the processes with that command line; the death of a container's main process
+    /// ends the whole container. Returns the number of killed processes.
     pub fn kill_parents(&self, command: &str) -> Result<usize> {
         let parents: BTreeSet<u32> = self
             .processes(command)
@@ -170,7 +171,7 @@ impl Node<'_> {
             .run()
     }
 
-    /// Boots the node.
+    /// Boots the node, with its disk in the given state.
     pub fn start(&self, boot: Boot) -> Result<()> {
         ensure!(self.pid().is_none(), "node {} is up", self.name());
         let (network, places) = (self.cluster.network(), self.cluster.places());
@@ -214,7 +215,7 @@ impl Node<'_> {
         self.ctr().is_ok_and(|ctr| ctr.arg("version").run().is_ok())
     }
 
-    /// Loads images on the node, unless it has them.
+    /// Loads image archives on the node, except for images that it already has.
     pub fn load(&self, archives: &[PathBuf]) -> Result<()> {
         let loaded = self.directory().join("loaded");
         fs::create_dir_all(&loaded)?;
@@ -239,8 +240,8 @@ impl Node<'_> {
     }
 }
 
-/// Returns the identity of an archive: its own digest if it was written here, otherwise the digest
-/// of the whole file.
+/// Returns the digest that identifies an archive: the one recorded when it was written here, or else that of the whole
+/// file.
 fn fingerprint(archive: &Path) -> Result<String> {
     if let Ok(digest) = fs::read_to_string(archive.with_extension("digest")) {
         return Ok(digest);

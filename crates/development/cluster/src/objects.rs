@@ -10,7 +10,7 @@ use kube::{
     discovery::{self, ApiCapabilities, ApiResource, Scope},
 };
 
-/// Parses a text of YAML documents to objects.
+/// Parses YAML documents to Kubernetes objects.
 pub fn parse(yaml: &str) -> Result<Vec<DynamicObject>> {
     let mut objects = Vec::new();
     for document in yaml.split("\n---") {
@@ -26,7 +26,7 @@ pub fn parse(yaml: &str) -> Result<Vec<DynamicObject>> {
     Ok(objects)
 }
 
-/// Applies every object of a text of YAML documents (server-side, by force).
+/// Applies every object of YAML documents, server-side and by force.
 pub async fn apply(client: &Client, yaml: &str) -> Result<()> {
     for object in parse(yaml)? {
         let (api, name) = api(client, &object).await?;
@@ -38,7 +38,7 @@ pub async fn apply(client: &Client, yaml: &str) -> Result<()> {
     Ok(())
 }
 
-/// Deletes every object of a text of YAML documents; missing ones are no error.
+/// Deletes every object of YAML documents; missing objects are no error.
 pub async fn delete(client: &Client, yaml: &str) -> Result<()> {
     for object in parse(yaml)? {
         let (api, name) = api(client, &object).await?;
@@ -68,7 +68,7 @@ async fn api(client: &Client, object: &DynamicObject) -> Result<(Api<DynamicObje
     Ok((api, name))
 }
 
-/// Finds the API resource of a kind, which may be of a CRD that was applied just before.
+/// Finds the API resource of a kind, whose CRD may have been applied just before.
 async fn resource(client: &Client, types: &TypeMeta) -> Result<(ApiResource, ApiCapabilities)> {
     let kind = GroupVersionKind::try_from(types)?;
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -93,7 +93,7 @@ fn describe(object: &DynamicObject) -> String {
     )
 }
 
-/// Retries until an attempt succeeds; returns the last error otherwise.
+/// Retries until an attempt succeeds; returns the last error after a timeout.
 pub async fn until<T>(
     what: &str,
     timeout: Duration,
@@ -111,7 +111,7 @@ pub async fn until<T>(
     }
 }
 
-/// Returns an error unless `condition` is true, for [`until`].
+/// Returns an error with `state` unless `condition` is true, for [`until`].
 pub fn unless(condition: bool, state: impl std::fmt::Display) -> Result<()> {
     if condition {
         return Ok(());

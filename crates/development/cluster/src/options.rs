@@ -40,7 +40,7 @@ pub enum PrimaryCni {
 }
 
 impl PrimaryCni {
-    /// Returns whether the CNI's agents set the routes to the pods of other nodes.
+    /// Returns whether the CNI's agents, rather than the cluster, set the routes to the pods of other nodes.
     pub(crate) fn routes_between_nodes(self) -> bool {
         matches!(self, Self::Flannel | Self::KubeRouter | Self::Cilium)
     }
@@ -62,7 +62,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// Returns the directory of the configurations of plugins.
+    /// Returns the directory of CNI configurations in this layout.
     pub fn configurations(self) -> &'static str {
         match self {
             Self::Kubeadm => "/etc/cni/net.d",
@@ -71,7 +71,7 @@ impl Layout {
         }
     }
 
-    /// Returns the directory of the plugins.
+    /// Returns the directory of CNI plugins in this layout.
     pub fn plugins(self) -> &'static str {
         match self {
             Self::Kubeadm => "/opt/cni/bin",
@@ -130,13 +130,13 @@ impl Default for Options {
 pub struct Slot(u8);
 
 impl Slot {
-    /// Slot of the developer's cluster.
+    /// Slot of the cluster that developers start by hand.
     pub const DEVELOPMENT: Self = Self(0);
-    /// Slot of the cluster that tests share.
+    /// Slot of the cluster that the tests of a run share.
     pub const TESTS: Self = Self(1);
-    /// Slot for tests of a whole cluster.
+    /// Slot of clusters that a single test starts for itself.
     pub const OWN: Self = Self(2);
-    /// Slot of the cluster that tests of a second process share.
+    /// Slot of the shared cluster of a second test process.
     pub const MORE_TESTS: Self = Self(3);
     /// Slot of the benchmarks' cluster.
     pub const BENCHMARKS: Self = Self(4);
@@ -163,17 +163,17 @@ impl std::str::FromStr for Slot {
     }
 }
 
-/// Directories of a cluster.
+/// Directories in which a cluster is stored.
 #[derive(Clone, Debug)]
 pub struct Places {
-    /// Cache shared by all clusters: programs and images, which persist between runs.
+    /// Directory shared by all clusters, with programs and images that persist between runs.
     pub cache: PathBuf,
-    /// State of one cluster, removed with it.
+    /// Directory of one cluster's state, which is removed with the cluster.
     pub state: PathBuf,
 }
 
 impl Places {
-    /// Returns a cluster's directories in cargo's target directory.
+    /// Returns the directories of a slot's cluster in cargo's target directory.
     pub fn in_target(target: &Path, slot: Slot) -> Self {
         let cache = target.join("cluster");
         let state = match slot {

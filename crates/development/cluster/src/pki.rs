@@ -14,14 +14,14 @@ use crate::network::Network;
 
 type Authority = CertifiedIssuer<'static, KeyPair>;
 
-/// Client identity for the API server.
+/// Client certificate's identity for the API server.
 struct Client<'a> {
     file: &'a str,
     user: &'a str,
     group: Option<&'a str>,
 }
 
-/// Writes all files to `directory`.
+/// Writes all keys, certificates and kubeconfigs of the cluster to `directory`.
 pub(crate) fn write(directory: &Path, network: Network, nodes: u8) -> Result<()> {
     fs::create_dir_all(directory)?;
     let pki = Pki {

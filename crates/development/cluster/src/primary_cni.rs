@@ -11,14 +11,14 @@ use crate::{
     options::{Layout, PrimaryCni},
 };
 
-/// File of the primary CNI in the directory of configurations.
+/// Name of the primary CNI's file in the directory of CNI configurations.
 pub const CNI_FILE: &str = "10-kube.conflist";
 
 /// Program of a primary CNI, built from a Go package.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) name: &'static str,
-    /// Directory in `build` of our Go module that has or requires the package.
+    /// Directory in `build` of our Go module that contains or requires the package.
     pub(crate) source: &'static str,
     pub(crate) package: &'static str,
 }
@@ -63,7 +63,7 @@ const CILIUM_PROGRAMS: &[Program] = &[
 /// Directory with the `clang` that Cilium's agent calls.
 const CLANG: &str = "/usr/lib/llvm-19/bin";
 
-/// Node of an agent, and its access to the API server.
+/// Node on which a primary CNI's agent runs, and its access to the API server.
 #[derive(Debug)]
 pub(crate) struct AgentOptions<'a> {
     pub(crate) node: &'a str,
@@ -74,7 +74,7 @@ pub(crate) struct AgentOptions<'a> {
 }
 
 impl PrimaryCni {
-    /// Returns the programs to build.
+    /// Returns the Go programs that the CNI needs.
     pub(crate) fn programs(self) -> &'static [Program] {
         match self {
             Self::Bridge | Self::Ptp | Self::Macvlan => &[],
@@ -85,7 +85,7 @@ impl PrimaryCni {
         }
     }
 
-    /// Returns the CNI's plugin program, unless that is one of Debian's.
+    /// Returns the name of the CNI's plugin program; `None` if it is one of Debian's.
     pub(crate) fn plugin(self) -> Option<&'static str> {
         match self {
             Self::Bridge | Self::Ptp | Self::Macvlan | Self::KubeRouter => None,
@@ -95,7 +95,7 @@ impl PrimaryCni {
         }
     }
 
-    /// Returns the CRDs of the CNI, if it has any.
+    /// Returns the CNI's CRDs, if it has any.
     pub(crate) fn definitions(self) -> Option<&'static Definitions> {
         match self {
             Self::Calico => Some(&CALICO),
@@ -104,12 +104,12 @@ impl PrimaryCni {
         }
     }
 
-    /// Returns the files that the CNI's agent needs besides programs, if it needs any.
+    /// Returns the archive that the CNI's agent needs besides programs, if any.
     pub(crate) fn files(self) -> Option<&'static Files> {
         (self == Self::Cilium).then_some(&CILIUM_BPF)
     }
 
-    /// Returns the plugin's configuration on a node, unless the agent writes all of it.
+    /// Returns the CNI configuration for a node; `None` if the agent writes all of it.
     pub(crate) fn configuration(
         self,
         network: Network,

@@ -1,5 +1,5 @@
-//! Processes that outlive the program that started them: recorded by pid and start time, so that no
-//! other process is ever mistaken for one of them.
+//! Processes that outlive the program that started them, recorded by PID and start time, so that no other process is
+//! ever mistaken for one of them.
 
 use std::{
     fs::{self, File},
@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal};
 
 use crate::command::Tool;
 
-/// Processes of a cluster, by name.
+/// Recorded processes of a cluster, by name.
 #[derive(Debug)]
 pub(crate) struct Processes {
     records: PathBuf,
@@ -28,7 +28,7 @@ impl Processes {
         }
     }
 
-    /// Starts a program in a session of its own, with its output in a log.
+    /// Starts a program in a new session, with its output in a log.
     pub(crate) fn start(&self, name: &str, tool: &Tool) -> Result<()> {
         fs::create_dir_all(&self.records)?;
         fs::create_dir_all(&self.logs)?;
@@ -51,7 +51,7 @@ impl Processes {
         Ok(())
     }
 
-    /// Returns the pid, if the process runs.
+    /// Returns the PID of the process of this name, if it runs.
     pub(crate) fn pid(&self, name: &str) -> Option<u32> {
         let record = fs::read_to_string(self.record(name)).ok()?;
         let (pid, start) = record.split_once(' ')?;
@@ -59,7 +59,7 @@ impl Processes {
         (started(pid)? == start.parse::<u64>().ok()?).then_some(pid)
     }
 
-    /// Terminates the process, and kills it after `timeout`.
+    /// Terminates the process of this name, and kills it after `timeout`.
     pub(crate) fn stop(&self, name: &str, timeout: Duration) -> Result<()> {
         if let Some(pid) = self.pid(name) {
             signal(pid, Signal::TERM);
@@ -70,7 +70,7 @@ impl Processes {
         self.forget(name)
     }
 
-    /// Kills the process.
+    /// Kills the process of this name.
     pub(crate) fn kill(&self, name: &str) -> Result<()> {
         if let Some(pid) = self.pid(name) {
             kill(pid).with_context(|| format!("{name} does not end"))?;
@@ -85,12 +85,12 @@ impl Processes {
         }
     }
 
-    /// Returns the path of a process's log.
+    /// Returns the path of the log of the process of this name.
     pub(crate) fn log(&self, name: &str) -> PathBuf {
         self.logs.join(format!("{name}.log"))
     }
 
-    /// Returns the last lines of a process's output.
+    /// Returns the last lines of a process's log.
     pub(crate) fn tail(&self, name: &str) -> String {
         let text = fs::read_to_string(self.log(name)).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
@@ -105,7 +105,7 @@ impl Processes {
     }
 }
 
-/// Sends SIGKILL and waits for the end.
+/// Sends SIGKILL to a process, and waits until it has ended.
 pub(crate) fn kill(pid: u32) -> Result<()> {
     signal(pid, Signal::KILL);
     if !gone(pid, Duration::from_secs(20)) {
@@ -143,7 +143,7 @@ fn started(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// Returns the processes in a network namespace.
+/// Returns the PIDs of the processes in a network namespace.
 pub(crate) fn inside(namespace: &Path) -> Vec<u32> {
     let Ok(expected) = fs::metadata(namespace) else {
         return Vec::new();
@@ -157,7 +157,7 @@ pub(crate) fn inside(namespace: &Path) -> Vec<u32> {
         .collect()
 }
 
-/// Returns the children of a process.
+/// Returns the PIDs of a process's children.
 pub(crate) fn children(pid: u32) -> Vec<u32> {
     fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))
         .unwrap_or_default()
@@ -166,14 +166,14 @@ pub(crate) fn children(pid: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Returns the parent of a process, if both exist.
+/// Returns the PID of a process's parent, if both exist.
 pub(crate) fn parent(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
     parent.trim().parse().ok()
 }
 
-/// Returns every process of this machine.
+/// Returns the PIDs of all processes of this machine.
 pub(crate) fn pids() -> Vec<u32> {
     fs::read_dir("/proc")
         .into_iter()

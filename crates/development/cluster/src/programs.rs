@@ -18,12 +18,12 @@ use crate::{
     releases::Kubernetes,
 };
 
-/// Gateway API's conformance tests of meshes.
+/// Name of the program of the Gateway API's conformance tests for meshes.
 pub(crate) const CONFORMANCE: &str = "conformance";
-/// Server of Kiali.
+/// Name of Kiali's server program.
 pub(crate) const KIALI: &str = "kiali";
 
-/// Builds missing or outdated programs; `sources` is the repository's `build` directory.
+/// Builds the cluster's missing or outdated programs; `sources` is the repository's `build` directory.
 pub(crate) fn ensure(
     sources: &Path,
     kubernetes: Kubernetes,
@@ -74,7 +74,7 @@ pub(crate) fn ensure(
     Ok(())
 }
 
-/// Builds the conformance tests, if they are missing or outdated; returns the program.
+/// Builds the conformance tests if they are missing or outdated; returns the program's path.
 pub(crate) fn ensure_conformance(sources: &Path, bin: &Path) -> Result<PathBuf> {
     fs::create_dir_all(bin)?;
     let tests = Program::new(CONFORMANCE, CONFORMANCE, ".");
@@ -82,7 +82,7 @@ pub(crate) fn ensure_conformance(sources: &Path, bin: &Path) -> Result<PathBuf> 
     Ok(bin.join(CONFORMANCE))
 }
 
-/// Builds Kiali's server, if it is missing or outdated; returns the program.
+/// Builds Kiali's server if it is missing or outdated; returns the program's path.
 pub(crate) fn ensure_kiali(sources: &Path, bin: &Path) -> Result<PathBuf> {
     fs::create_dir_all(bin)?;
     let server = Program::new(KIALI, KIALI, "github.com/kiali/kiali");
@@ -139,7 +139,7 @@ fn build(
     Ok(())
 }
 
-/// Returns a short hash of a program's sources.
+/// Returns a short hash of a program's sources and build flags.
 fn fingerprint(source: &Path, flags: &str) -> Result<String> {
     let mut all = flags.as_bytes().to_vec();
     for file in files(source)? {

@@ -21,7 +21,7 @@ pub enum Kubernetes {
 }
 
 impl Kubernetes {
-    /// Returns the version, as its module is tagged.
+    /// Returns the version, as the Go module is tagged.
     pub(crate) fn version(self) -> &'static str {
         match self {
             Self::V1_32 => "v1.32.13",

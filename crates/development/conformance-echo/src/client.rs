@@ -1,4 +1,5 @@
-//! Client: sends requests one after the other, and prints their responses in the suite's format.
+//! Client of the conformance tests: sends requests one after the other, and prints their responses in the suite's
+//! format.
 
 use std::{str::FromStr, time::Duration};
 
@@ -17,7 +18,7 @@ use hyper_util::{
 
 use crate::grpc;
 
-/// Timeout of a response.
+/// Timeout until a response is received.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The arguments of the suite's own image, as far as the suite uses them.
@@ -48,8 +49,8 @@ impl FromStr for Header {
     }
 }
 
-/// Sends the requests; prints the lines of every response, separated by an empty line. A redirect
-/// is a response, and is not followed.
+/// Sends the requests; returns the lines of every response, separated by an empty line. A redirect is a response, and
+/// is not followed.
 pub(crate) async fn run(args: &Args) -> Result<String> {
     let is_grpc = match args.url.scheme_str() {
         Some("http") => false,
@@ -97,7 +98,7 @@ fn request(args: &Args, is_grpc: bool) -> Result<Request<Full<Bytes>>> {
     Ok(request)
 }
 
-/// Properties of a response that the suite expects.
+/// Properties of a response that the suite parses from the client's output.
 struct EchoResponse {
     /// HTTP status, or the gRPC status unless it is 0.
     status: u16,

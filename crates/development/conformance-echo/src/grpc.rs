@@ -1,27 +1,27 @@
-//! The gRPC message that client and server exchange.
+//! The gRPC message that the conformance client and server exchange.
 
 use anyhow::{Context, Result, ensure};
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
-/// Path of the method.
+/// Path of the gRPC method.
 pub(crate) const PATH: &str = "/proto.EchoTestService/Echo";
 /// Media type of gRPC.
 pub(crate) const CONTENT_TYPE: &str = "application/grpc";
-/// Trailer with the status of a call.
+/// Trailer with the status of a gRPC call.
 pub(crate) const STATUS: &str = "grpc-status";
 
-/// Length of a message's prefix: compression flag and length.
+/// Length of a gRPC message's prefix: compression flag and message length.
 const PREFIX: usize = 5;
 
-/// Message of requests and responses.
+/// Message with a text, for requests and responses.
 #[derive(Clone, PartialEq, Eq, Message)]
 struct Echo {
     #[prost(string, tag = "1")]
     message: String,
 }
 
-/// Encodes a message with this text.
+/// Encodes a gRPC message with this text.
 pub(crate) fn encode(text: String) -> Bytes {
     let message = Echo { message: text }.encode_to_vec();
     let mut bytes = BytesMut::with_capacity(PREFIX + message.len());
@@ -31,7 +31,7 @@ pub(crate) fn encode(text: String) -> Bytes {
     bytes.freeze()
 }
 
-/// Decodes the text of a message.
+/// Decodes the text of a gRPC message.
 pub(crate) fn decode(bytes: &[u8]) -> Result<String> {
     let (prefix, message) = bytes.split_at_checked(PREFIX).context("no message came")?;
     ensure!(prefix.first() == Some(&0), "a compressed message came");

@@ -1,4 +1,4 @@
-//! Server: HTTP/1.1, HTTP/2 and gRPC on each port, with TLS on some; TCP on others.
+//! Server of the conformance tests: HTTP/1.1, HTTP/2 and gRPC on each port, with TLS on some; TCP on others.
 
 use std::{
     collections::BTreeSet,
@@ -50,7 +50,7 @@ pub(crate) struct Args {
     key: Option<String>,
 }
 
-/// Serves until SIGTERM.
+/// Serves on all ports until SIGTERM.
 pub(crate) async fn run(args: &Args) -> Result<()> {
     let mut end = signal(SignalKind::terminate())?;
     let acceptor = acceptor()?;
@@ -83,7 +83,7 @@ fn acceptor() -> Result<TlsAcceptor> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Serves requests on a listener.
+/// Serves HTTP and gRPC requests on a listener.
 pub(crate) async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>) {
     while let Ok((connection, peer)) = listener.accept().await {
         let port = listener.local_addr().map_or(0, |local| local.port());
@@ -122,7 +122,7 @@ async fn converse(
     );
 }
 
-/// Body of both protocols; only gRPC has trailers.
+/// Response body of HTTP and gRPC; only gRPC has trailers.
 type Body = WithTrailers<Full<Bytes>, Ready<Option<Result<HeaderMap, Infallible>>>>;
 
 async fn answer(
@@ -152,7 +152,7 @@ async fn answer(
     Ok(response)
 }
 
-/// Returns the properties of a request that the suite expects, one a line.
+/// Returns the properties of a request that the suite parses, one a line.
 fn describe(head: &http::request::Parts, peer: SocketAddr, port: u16) -> String {
     let uri = &head.uri;
     let host = head

@@ -15,37 +15,37 @@ use oci_client::{
     manifest::{OCI_IMAGE_INDEX_MEDIA_TYPE, OciImageIndex, OciImageManifest},
 };
 
-/// Annotation with the full name of an image, as containerd reads it.
+/// Annotation of a manifest with the full name of its image, as containerd reads it.
 const NAME: &str = "io.containerd.image.name";
 
-/// Blob of an image, with its digest.
+/// Blob of an image with its digest.
 #[derive(Debug)]
 pub(crate) struct Blob {
-    /// Digest of the bytes, as `sha256:…`.
+    /// SHA-256 digest of the bytes, as `sha256:…`.
     pub(crate) digest: String,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Image that can be pushed.
+/// Image from an archive, to be pushed.
 #[derive(Debug)]
 pub(crate) struct Image {
     pub(crate) name: Reference,
-    /// Manifest that the image's name refers to: that of an architecture, or an index.
+    /// Manifest or index to which the image's name refers.
     pub(crate) root: Manifest,
-    /// Manifests that the index refers to.
+    /// Manifests to which the index refers; empty without an index.
     pub(crate) variants: Vec<Manifest>,
     /// Configurations and layers.
     pub(crate) blobs: Vec<Blob>,
 }
 
-/// Manifest, or an index of manifests.
+/// Manifest of one architecture, or index of manifests.
 #[derive(Debug)]
 pub(crate) struct Manifest {
     pub(crate) blob: Blob,
     pub(crate) media_type: String,
 }
 
-/// Reads an archive and checks its digests.
+/// Reads an OCI archive and checks its digests.
 pub(crate) fn read(path: &Path) -> Result<Image> {
     read_image(path).with_context(|| {
         format!(
@@ -133,7 +133,7 @@ fn files(path: &Path) -> Result<HashMap<PathBuf, Vec<u8>>> {
     Ok(files)
 }
 
-/// Returns the blob of a digest, after checking its bytes.
+/// Removes the blob with this digest from the archive's files, and checks its bytes.
 fn blob(files: &mut HashMap<PathBuf, Vec<u8>>, digest: &str) -> Result<Blob> {
     let path = Path::new("blobs").join(digest.replace(':', "/"));
     let bytes = files

@@ -1,11 +1,11 @@
 //! Credentials for a registry, as `docker login` stores them: in `$DOCKER_CONFIG/config.json` or
-//! `~/.docker/config.json`, and in the helpers that it names.
+//! `~/.docker/config.json`, and in the credential helpers that this file names.
 
 use anyhow::{Context, Result, bail};
 use docker_credential::{CredentialRetrievalError, DockerCredential};
 use oci_client::secrets::RegistryAuth;
 
-/// Docker's key for its own registry.
+/// Key of Docker Hub in Docker's configuration.
 const DOCKER_HUB: &str = "https://index.docker.io/v1/";
 
 /// Returns the credentials of a registry; anonymous if none are stored.

@@ -1,5 +1,5 @@
-//! Pushes one image: first blobs that the registry lacks, then manifests of architectures, then the
-//! manifest that the name refers to.
+//! Pushes one image: first blobs that the registry lacks, then manifests of architectures, then the manifest or index
+//! to which the name refers.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{archive::Image, credentials};
 
 /// Timeout of connecting to a registry, including TLS.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Read timeout of a registry.
+/// Timeout of reading from a registry.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Pushes an image under its name, and returns the reference with its digest.
@@ -67,7 +67,7 @@ pub(crate) async fn push(image: &Image) -> Result<Reference> {
     Ok(name.clone_with_digest(image.root.blob.digest.clone()))
 }
 
-/// Returns a client that uses TLS unless the registry is on this machine, as docker does.
+/// Returns a registry client, which uses TLS unless the registry is on this machine, as Docker does.
 fn client(registry: &str) -> Client {
     let protocol = match is_local(registry) {
         true => ClientProtocol::Http,

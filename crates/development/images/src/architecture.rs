@@ -33,9 +33,10 @@ impl Architecture {
             .with_context(|| format!("images are built on x86_64 and aarch64, not on {machine}"))
     }
 
-    /// Parses the name that images have for it, as [`Architecture::name`] returns it.
+    /// Parses the architecture's name in images, as [`Architecture::name`] returns it.
     ///
     /// # Errors
+    ///
     /// Fails for other names.
     pub fn parse(name: &str) -> Result<Self> {
         let mut all = Self::ALL.into_iter();
@@ -63,8 +64,8 @@ impl Architecture {
         }
     }
 
-    /// Returns the prefix of GNU tools for the architecture, which is also its directory below
-    /// `/usr`.
+    /// Returns the prefix of the architecture's GNU tools, such as the cross compiler, which is also its directory
+    /// below `/usr`.
     #[must_use]
     pub fn gnu(self) -> String {
         format!("{}-linux-gnu", self.machine())
@@ -93,7 +94,7 @@ impl Architecture {
         vec![emulator.into(), "-L".into(), self.sysroot().into()]
     }
 
-    /// Returns the root directory for the shared libraries of the architecture's programs.
+    /// Returns the root directory of the architecture's shared libraries.
     pub(crate) fn sysroot(self) -> PathBuf {
         if self.is_native() {
             PathBuf::from("/")
@@ -112,12 +113,11 @@ impl Architecture {
     }
 }
 
-/// Returns whether a 64-bit ELF file is linked dynamically: it has a program header of type
-/// `PT_INTERP`.
+/// Returns whether a 64-bit ELF file is linked dynamically: whether it has a program header of type `PT_INTERP`.
 ///
 /// # Errors
 ///
-/// If the file cannot be read or is not such a file.
+/// If the file cannot be read or is not a 64-bit ELF file.
 pub fn has_interpreter(path: &Path) -> Result<bool> {
     let elf = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     interpreter(&elf).with_context(|| path.display().to_string())

@@ -34,7 +34,7 @@ enum Entry {
     Link(PathBuf),
 }
 
-/// Files of an image, by their path without the leading slash.
+/// Files of an image layer, by their paths without the leading slash, with their modes.
 #[derive(Debug, Default)]
 pub struct Tree(BTreeMap<PathBuf, (u32, Entry)>);
 
@@ -49,7 +49,7 @@ impl Tree {
         self.add(path, 0o644, Entry::File(text.into()));
     }
 
-    /// Adds a copy of a file of this machine.
+    /// Adds a copy of the file `source` of this machine.
     pub fn copy(&mut self, path: &str, source: &Path, mode: u32) -> Result<()> {
         let bytes =
             fs::read(source).with_context(|| format!("cannot read {}", source.display()))?;
@@ -74,13 +74,12 @@ impl Tree {
         self.0.insert(path.to_path_buf(), (mode, entry));
     }
 
-    /// Returns the layer that contains exactly these files.
+    /// Returns the layer blob that contains exactly these files.
     pub fn layer(&self) -> Result<Blob> {
         self.tar().map(Blob::new)
     }
 
-    /// Returns the archive of these files, compressed with gzip. It has no times: equal files
-    /// produce equal bytes.
+    /// Returns the tar archive of these files, compressed with gzip. It has no times: equal files produce equal bytes.
     ///
     /// # Errors
     ///
@@ -123,7 +122,7 @@ fn header(mode: u32) -> tar::Header {
     header
 }
 
-/// Bytes with their digest.
+/// Bytes of an image, with their digest.
 #[derive(Clone, Debug)]
 pub struct Blob {
     digest: String,
@@ -152,13 +151,13 @@ impl Blob {
 /// Image with its variants by architecture, and its entry point.
 #[derive(Debug)]
 pub struct Image<'a> {
-    /// Image name with registry and tag.
+    /// Full name of the image, with registry and tag.
     pub name: &'a str,
-    /// Variants, at least one.
+    /// Variants of the image by architecture, at least one.
     pub variants: Vec<Variant>,
     /// Entry point of the container.
     pub entrypoint: &'a [&'a str],
-    /// `UID:GID`; empty for root.
+    /// User of the container as `UID:GID`; empty for root.
     pub user: &'a str,
 }
 
@@ -186,8 +185,8 @@ impl Variant {
 }
 
 impl Image<'_> {
-    /// Writes the archive, unless `path` already has the same image. An image of one architecture is a manifest; of
-    /// several, an index of manifests.
+    /// Writes the image as an OCI archive, unless `path` already has the same image. An image of one architecture is a
+    /// manifest; of several, an index of manifests.
     pub fn write(&self, path: &Path) -> Result<()> {
         let mut blobs = Vec::new();
         let mut manifests = Vec::new();
@@ -239,7 +238,7 @@ impl Image<'_> {
 
 /// Manifest of an image for one architecture, or of a chart.
 pub(crate) struct Manifest<'a> {
-    /// Configuration with its media type.
+    /// Configuration blob with its media type.
     pub(crate) config: (Blob, &'a str),
     pub(crate) layers: &'a [Blob],
     /// Media type of the layers.
@@ -247,14 +246,13 @@ pub(crate) struct Manifest<'a> {
 }
 
 impl Manifest<'_> {
-    /// Writes the archive of an artifact with only this manifest, unless `path` already has the
-    /// same one.
+    /// Writes an OCI archive with only this manifest, unless `path` already has the same one.
     pub(crate) fn write(&self, name: &str, path: &Path) -> Result<()> {
         let (manifest, blobs) = self.blobs();
         write(name, (&manifest, MANIFEST), &blobs, path)
     }
 
-    /// Returns the manifest, and the blobs that it refers to.
+    /// Returns the manifest's blob, and the blobs that it refers to.
     fn blobs(&self) -> (Blob, Vec<Blob>) {
         let (config, config_type) = &self.config;
         let layers = self.layers.iter();
@@ -272,8 +270,8 @@ impl Manifest<'_> {
     }
 }
 
-/// Writes an archive whose name refers to `root`, a blob with its media type, unless `path` already
-/// has the same one.
+/// Writes an OCI archive whose name refers to `root`, a blob with its media type, unless `path` already has the same
+/// archive.
 fn write(name: &str, (root, media_type): (&Blob, &str), blobs: &[Blob], path: &Path) -> Result<()> {
     let mut described = root.descriptor(media_type);
     let tag = name.rsplit_once(':').map_or("latest", |(_, tag)| tag);

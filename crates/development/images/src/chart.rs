@@ -17,12 +17,12 @@ use crate::{
 const CONFIG: &str = "application/vnd.cncf.helm.config.v1+json";
 const CONTENT: &str = "application/vnd.cncf.helm.chart.content.v1.tar+gzip";
 
-/// Writes the chart of a directory to `out`, as `HUB/charts/NAME:VERSION`. Its default values have
-/// the images of `naming`, so that an installation needs no values. Returns the archive.
+/// Writes the chart in a directory to `out` as an OCI archive, named `HUB/charts/NAME:VERSION`. Its default values have
+/// the images of `naming`, so that an installation needs no values. Returns the archive's path.
 ///
 /// # Errors
 ///
-/// If the directory is not a chart with such values.
+/// If the directory is not a chart with values of images.
 pub fn write_chart(directory: &Path, naming: &Naming<'_>, out: &Path) -> Result<PathBuf> {
     fs::create_dir_all(out)?;
     let metadata = fs::read_to_string(directory.join("Chart.yaml"));
@@ -45,7 +45,7 @@ pub fn write_chart(directory: &Path, naming: &Naming<'_>, out: &Path) -> Result<
     Ok(path)
 }
 
-/// Adds a directory of the chart below `prefix`.
+/// Adds a directory of the chart to `tree`, below `prefix`.
 fn add(tree: &mut Tree, directory: &Path, prefix: &str, naming: &Naming<'_>) -> Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -66,7 +66,7 @@ fn add(tree: &mut Tree, directory: &Path, prefix: &str, naming: &Naming<'_>) -> 
     Ok(())
 }
 
-/// Returns the values with registry, path and tag of the images.
+/// Returns the chart's values with registry, path and tag of the images.
 fn with_images(values: &str, naming: &Naming<'_>) -> Result<String> {
     let mut text = values.to_owned();
     for (line, value) in [

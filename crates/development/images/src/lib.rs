@@ -1,5 +1,5 @@
-//! Container images of Ambit, and those that tests need: collects their files and writes OCI
-//! archives without a daemon.
+//! Builds the container images of Ambit, and those that tests need: collects their files and writes OCI archives
+//! without a daemon.
 #![forbid(unsafe_code)]
 
 mod architecture;
@@ -19,30 +19,30 @@ pub use architecture::{Architecture, has_interpreter};
 pub use archive::{Blob, Image, Tree, Variant, hex_digest};
 pub use chart::write_chart;
 
-/// Busybox of this machine, which the images include.
+/// Path of Busybox on this machine, which the images include.
 pub const BUSYBOX: &str = "/bin/busybox";
 
-/// User of images that need no privileges.
+/// User (`UID:GID`) of images that need no privileges.
 const UNPRIVILEGED: &str = "65532:65532";
 
 /// Binaries of Ambit's images for one architecture.
 #[derive(Debug)]
 pub struct Binaries<'a> {
-    /// Architecture that they were built for.
+    /// Architecture for which the binaries were built.
     pub architecture: Architecture,
-    /// Directory of `ambit`, `ambit-lab-tool`, `ambit-agent`, `ambit-node-proxy`, `ambit-control`
-    /// and `ambit-waypoint`.
+    /// Directory that contains `ambit`, `ambit-lab-tool`, `ambit-agent`, `ambit-node-proxy`, `ambit-control` and
+    /// `ambit-waypoint`.
     pub directory: &'a Path,
-    /// Path of the CNI plugin, which must be static: it runs on hosts.
+    /// Path of the CNI plugin, which must be linked statically, since it runs on hosts.
     pub plugin: &'a Path,
-    /// Path of Busybox for the image of tools, static.
+    /// Path of a statically linked Busybox for the image of tools.
     pub busybox: &'a Path,
 }
 
-/// Names of Ambit's images: `HUB/agent:TAG` and so on.
+/// Registry and tag in the names of Ambit's images: `HUB/agent:TAG` and so on.
 #[derive(Debug)]
 pub struct Naming<'a> {
-    /// Registry and path.
+    /// Registry and path before the images' names.
     pub hub: &'a str,
     /// Tag of the images.
     pub tag: &'a str,
@@ -83,11 +83,11 @@ const IMAGES: [(&str, &str, &str); 5] = [
     ("tools", "/usr/bin/ambit", ""),
 ];
 
-/// Second program of the image of tools, besides `ambit`: servers and clients for pods.
+/// Second program in the image of tools, besides `ambit`: servers and clients for pods.
 const LAB_TOOL: &str = "ambit-lab-tool";
 
-/// Writes Ambit's images to `out`, each with a variant for every architecture of `binaries`;
-/// returns the archives.
+/// Writes Ambit's images to `out`, each with a variant for every architecture of `binaries`; returns the archives'
+/// paths.
 ///
 /// # Errors
 ///
@@ -119,7 +119,7 @@ pub fn write(binaries: &[Binaries<'_>], naming: &Naming<'_>, out: &Path) -> Resu
     Ok(archives)
 }
 
-/// Returns the names of the images' programs except the CNI plugin's: entry points, and the one for pods.
+/// Returns the names of the images' programs except the CNI plugin: the entry points, and `ambit-lab-tool`.
 pub fn programs() -> impl Iterator<Item = &'static str> {
     let entrypoints = IMAGES.iter().map(|(_, path, _)| program_of(path));
     entrypoints.chain([LAB_TOOL])
@@ -131,14 +131,13 @@ fn program_of(path: &str) -> &str {
 
 /// Contents of the images for one architecture.
 struct Contents {
-    /// Layer that all images share.
+    /// Base layer that all images share.
     layer: Blob,
-    /// Files of each image besides those of the shared layer, in the order of [`IMAGES`].
+    /// Files of each image besides those of the base layer, in the order of [`IMAGES`].
     trees: Vec<Tree>,
 }
 
-/// Collects the contents of the images for one architecture; `out` is also the directory of
-/// stripped programs.
+/// Collects the contents of the images for one architecture; stripped programs are written to `out`.
 fn contents(binaries: &Binaries<'_>, out: &Path) -> Result<Contents> {
     let architecture = binaries.architecture;
     let directory = out.join("stripped");
@@ -187,9 +186,9 @@ fn add_busybox(tree: &mut Tree, architecture: Architecture, busybox: &Path) -> R
     Ok(())
 }
 
-/// Writes an image with files of other projects, given as pairs of paths in the image and here, and
-/// the shared libraries of the programs among them. The first file is the entry point; `links` are
-/// symbolic links, each with its target.
+/// Writes an image with files of other projects, given as pairs of paths in the image and on this machine, and the
+/// shared libraries that programs among them load. The first file is the entry point; `links` are symbolic links, each
+/// with its target.
 ///
 /// # Errors
 ///
@@ -233,7 +232,7 @@ pub fn write_of_program(name: &str, program: &Path, called: &[&str], out: &Path)
     Ok(fs::remove_file(stripped)?)
 }
 
-/// Returns the base layer of all of Ambit's images: the C library, users, certificate authorities.
+/// Returns the base layer of all of Ambit's images: the C library, users, and public CA certificates.
 fn base(architecture: Architecture, programs: &[PathBuf]) -> Result<Blob> {
     let mut tree = Tree::default();
     for library in libraries(architecture, programs)? {
@@ -256,7 +255,7 @@ fn base(architecture: Architecture, programs: &[PathBuf]) -> Result<Blob> {
     tree.layer()
 }
 
-/// Returns the paths of the shared libraries that the programs load, and of the loader.
+/// Returns the paths of the shared libraries that the programs load, and of the dynamic loader.
 fn libraries(architecture: Architecture, programs: &[PathBuf]) -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for program in programs {
@@ -276,10 +275,11 @@ fn libraries(architecture: Architecture, programs: &[PathBuf]) -> Result<BTreeSe
     Ok(found)
 }
 
-/// Writes a program of an architecture without its symbols and debug information.
+/// Writes a copy of a program without its symbols and debug information.
 ///
 /// # Errors
-/// If the program does not exist, or cannot be written.
+///
+/// If the program does not exist, or the copy cannot be written.
 pub fn strip(architecture: Architecture, from: &Path, to: &Path) -> Result<()> {
     output(
         Command::new(architecture.strip())
@@ -291,7 +291,7 @@ pub fn strip(architecture: Architecture, from: &Path, to: &Path) -> Result<()> {
     .with_context(|| format!("cannot strip {}; is it built?", from.display()))
 }
 
-/// Returns the command that runs a program of an architecture, emulated if it is not this machine's.
+/// Returns a command that runs a program of an architecture, by an emulator if this machine's is another one.
 #[must_use]
 pub fn command(architecture: Architecture, program: &Path) -> Command {
     let mut words = architecture.runner();

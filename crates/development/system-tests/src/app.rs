@@ -9,12 +9,12 @@ use std::{
 
 use crate::{LabNetns, Mesh};
 
-/// Heads of requests that have reached an application.
+/// Heads (request line and headers) of requests that an application has received.
 #[derive(Clone, Debug, Default)]
 pub struct Heads(Arc<Mutex<Vec<String>>>);
 
 impl Heads {
-    /// Returns the requests so far in lower case.
+    /// Returns the heads of the requests so far, in lower case.
     pub fn all(&self) -> Vec<String> {
         self.0.lock().expect("nobody panics with it").clone()
     }
@@ -45,7 +45,8 @@ impl Mesh {
         SocketAddr::new(self.ip(pod), port)
     }
 
-    /// Runs an HTTP/1.1 application that responds with the caller's address, and records requests.
+    /// Runs an HTTP/1.1 application in a pod, which responds with the caller's address and records the heads of
+    /// requests.
     pub fn serve_heads(&self, pod: &str, port: u16) -> (SocketAddr, Heads) {
         let heads = Heads::default();
         let noted = heads.clone();
@@ -67,7 +68,7 @@ fn answer(caller: IpAddr) -> String {
     format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}")
 }
 
-/// Returns the head of a request, up to its empty line; `None` if the client has closed.
+/// Reads the head of a request, up to its empty line; `None` if the client has closed the connection.
 ///
 /// # Errors
 ///
@@ -90,7 +91,7 @@ pub fn read_head(stream: &mut impl Read) -> io::Result<Option<String>> {
 pub struct RecordedRequests(Arc<Mutex<Vec<(String, String)>>>);
 
 impl RecordedRequests {
-    /// Reads the body of a request, whose length is in the lower-case head, and records both.
+    /// Reads the body of a request, whose length is in the lower-case head, and records head and body.
     ///
     /// # Errors
     ///
@@ -109,7 +110,7 @@ impl RecordedRequests {
         Ok(())
     }
 
-    /// Returns the requests whose heads begin with a text.
+    /// Returns the recorded requests whose heads begin with a text.
     pub fn of(&self, begin: &str) -> Vec<(String, String)> {
         let all = self.0.lock().expect("nobody panics with it");
         let all = all.iter().filter(|(head, _)| head.starts_with(begin));

@@ -26,10 +26,10 @@ use tokio::{
 
 use crate::{Peer, TIMEOUT};
 
-/// Header that only the inner CONNECT has: network of the client.
+/// Header of the inner CONNECT alone, which names the network of the client.
 const NETWORK: HeaderName = HeaderName::from_static("x-forwarded-network");
 
-/// Client of another network, its gateway, and the waypoint that both connect to.
+/// Client in another network, its east-west gateway, and the waypoint to which both connect.
 #[derive(Clone)]
 struct Path {
     lab: Client,
@@ -77,7 +77,7 @@ pub fn through_gateway(
 }
 
 impl Path {
-    /// Forwards a connection, until either side closes it or a tunnel is rejected.
+    /// Forwards a connection through both tunnels, until either side closes it or a tunnel is rejected.
     async fn serve(self, mut stream: TcpStream) -> io::Result<()> {
         let (near, far) = tokio::io::duplex(64 << 10);
         let gateway = tokio::spawn(self.clone().pass_on(far));
@@ -94,7 +94,7 @@ impl Path {
         ended.map(|_| ())
     }
 
-    /// Opens one tunnel of the client.
+    /// Opens one tunnel with the client's certificate.
     async fn tunnel(
         &self,
         io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -115,7 +115,7 @@ impl Path {
         Ok((tunnel.into_io(), driver))
     }
 
-    /// Serves as the gateway: terminates outer tunnels, and connects their streams to the waypoint.
+    /// Serves as the gateway: terminates the outer tunnels, and connects their streams to the waypoint.
     async fn pass_on(self, io: tokio::io::DuplexStream) {
         let config = self.gateway.server_config().expect("a TLS configuration");
         let stream = tls::accept(io, config, TIMEOUT).await.expect("TLS");

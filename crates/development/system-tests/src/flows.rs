@@ -21,8 +21,7 @@ pub struct Flows {
 }
 
 impl Mesh {
-    /// Starts `ambit flows -o json` with further flags; returns when the given number of proxies is
-    /// read.
+    /// Starts `ambit flows -o json` with additional flags; returns when it reads this number of proxies.
     pub fn flows(&self, proxies: usize, flags: &[&str]) -> Flows {
         let lab = self.client().status().expect("the lab answers").name;
         let mut child = Command::new(binary("ambit"))
@@ -62,12 +61,12 @@ impl Mesh {
 }
 
 impl Flows {
-    /// Suspends the process, which keeps its connections without reading.
+    /// Suspends the process (SIGSTOP), which keeps its connections without reading.
     pub fn stop(&self) {
         self.signal("-STOP");
     }
 
-    /// Resumes a stopped process.
+    /// Resumes the suspended process.
     pub fn resume(&self) {
         self.signal("-CONT");
     }
@@ -78,7 +77,7 @@ impl Flows {
         assert!(sent.expect("kill runs").success());
     }
 
-    /// Waits for an event that has these values, by JSON pointer; returns it.
+    /// Waits for a flow event that has these values at JSON pointers; returns it.
     #[track_caller]
     pub fn until(&mut self, fields: &[(&str, &str)]) -> Value {
         let matches = |event: &Value| {
@@ -105,7 +104,7 @@ impl Flows {
         }
     }
 
-    /// Returns the events so far and those that arrive within a time.
+    /// Returns the flow events so far, and those that arrive within `time`.
     pub fn all(&mut self, time: Duration) -> Vec<Value> {
         let end = Instant::now() + time;
         loop {

@@ -1,7 +1,6 @@
-//! A lab for a test: the real binaries over a directory of manifests that the test may change.
+//! Lab for a test: the real binaries over a directory of manifests that the test may change.
 //!
-//! Every method panics with the condition that it waited for and the state of the mesh: this crate
-//! is for tests only.
+//! Every method panics with the condition that it waited for and the state of the mesh: this crate is for tests only.
 #![forbid(unsafe_code)]
 #![expect(
     clippy::panic,
@@ -44,14 +43,14 @@ pub use waypoints::{
     GATEWAY, idle_pod, is_whole, until_through, with_gateway, with_waypoint, with_waypoint_and,
 };
 
-/// Timeout of every operation on a busy machine.
+/// Timeout of every operation, long enough for a busy machine.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Two pods in the mesh on different nodes (`client` on node-1, `server` on node-2) with a Service
 /// `server`, and one outside of the mesh on each node (`legacy/client`, `legacy/server`).
 pub const PAIR: &str = include_str!("pair.yaml");
 
-/// Lab that ends with the test.
+/// Lab of real binaries, which is removed at the end of the test.
 #[derive(Debug)]
 pub struct Mesh {
     client: Client,
@@ -59,8 +58,8 @@ pub struct Mesh {
     base: tempfile::TempDir,
 }
 
-/// Returns the default options of tests: two nodes, IPv4, the mesh, and waypoints that bind at
-/// once, so that no request of a test bypasses them.
+/// Returns the default options of a test's lab: two nodes, IPv4, the mesh, and waypoints that bind at once, so that no
+/// request of a test bypasses them.
 pub fn options() -> Options {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -85,13 +84,12 @@ pub fn options() -> Options {
 }
 
 impl Mesh {
-    /// Starts a lab of two nodes with these manifests; returns when all pods are ready, and those
-    /// of the mesh captured.
+    /// Starts a lab of two nodes with these manifests; returns when all pods are ready, and mesh pods captured.
     pub fn up(manifests: &str) -> Self {
         Self::up_with(manifests, options())
     }
 
-    /// Starts a mesh like [`Self::up`] with other options.
+    /// Starts a lab as [`Self::up`] does, with other options.
     pub fn up_with(manifests: &str, mut options: Options) -> Self {
         let directory = tempfile::tempdir().expect("a directory for the manifests");
         fs::write(
@@ -114,17 +112,17 @@ impl Mesh {
         mesh
     }
 
-    /// Returns the lab's own directory.
+    /// Returns the lab's directory.
     fn directory(&self) -> &Path {
         self.base.path()
     }
 
-    /// Returns the lab's client.
+    /// Returns the client of the lab's API.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Writes (or replaces) a file of manifests, which the lab follows.
+    /// Writes or replaces a manifest file, which the lab follows.
     pub fn apply(&self, file: &str, manifests: &str) {
         // Renamed into place, as editors and kubectl-like tools do.
         let scratch = self.manifests.path().join(format!(".{file}.new"));
@@ -132,12 +130,12 @@ impl Mesh {
         fs::rename(scratch, self.manifests.path().join(format!("{file}.yaml"))).unwrap();
     }
 
-    /// Removes a file of manifests.
+    /// Removes a manifest file.
     pub fn remove(&self, file: &str) {
         fs::remove_file(self.manifests.path().join(format!("{file}.yaml"))).unwrap();
     }
 
-    /// Sets the label of a namespace that decides whether its pods are enrolled.
+    /// Sets a namespace's label `istio.io/dataplane-mode`.
     pub fn label(&self, namespace: &str, mode: &str) {
         self.apply(
             &format!("label-{namespace}"),
@@ -148,7 +146,7 @@ impl Mesh {
         );
     }
 
-    /// Waits until the lab's status satisfies a condition.
+    /// Waits until the lab's status satisfies `condition`, and returns the status.
     pub fn until(&self, what: &str, condition: impl FnMut(&Status) -> bool) -> Status {
         match self
             .client
@@ -163,7 +161,7 @@ impl Mesh {
         }
     }
 
-    /// Waits until a pod is captured, or is not.
+    /// Waits until a pod is captured, or is no longer captured.
     pub fn until_captured(&self, pod: &str, captured: bool) {
         self.until(&format!("{pod} captured: {captured}"), |status| {
             // The agent reports a new pod before the lab knows that its network is ready.
@@ -208,7 +206,7 @@ impl Mesh {
         output.stdout
     }
 
-    /// Runs the command line for this lab.
+    /// Runs `ambit` with these arguments for this lab, and returns its output.
     pub fn ambit(&self, args: &[&str]) -> CommandOutput {
         let output = self.command(args).output();
         let output = output.expect("the command line runs");
@@ -218,7 +216,7 @@ impl Mesh {
         }
     }
 
-    /// Returns the command line for this lab, without running it.
+    /// Returns a command that runs `ambit` with these arguments for this lab.
     pub fn command(&self, args: &[&str]) -> std::process::Command {
         let lab = self.client.status().expect("the lab answers").name;
         let mut command = std::process::Command::new(binary("ambit"));
@@ -229,7 +227,7 @@ impl Mesh {
         command
     }
 
-    /// Sends a `GET` from inside a pod, by the lab's own client.
+    /// Sends a `GET` from inside a pod, with the lab's own client.
     pub fn get(&self, pod: &str, url: &str) -> Answer {
         let tool = binary(LAB_TOOL);
         let tool = tool.to_str().expect("a path in UTF-8");
@@ -243,8 +241,8 @@ impl Mesh {
         }
     }
 
-    /// Repeats [`Self::get`] until the result is as expected: `true` for a response, `false` for a
-    /// denial by a policy, which the access log must report. Any other failure does not count.
+    /// Repeats [`Self::get`] until the result is as expected: `true` for a response, `false` for a denial by a policy,
+    /// which must be in the access log. Any other failure is not accepted.
     #[track_caller]
     pub fn until_get<'a>(&self, pod: &str, url: &str, expected: impl Into<Expected<'a>>) -> Answer {
         let expected = expected.into();
@@ -270,12 +268,12 @@ impl Mesh {
         }
     }
 
-    /// Opens a connection from inside a pod. A silence of ten seconds is an error.
+    /// Opens a TCP connection from inside a pod. Reading fails after ten seconds without data.
     pub fn dial(&self, pod: &str, address: SocketAddr) -> std::io::Result<Conversation> {
         self.dial_from(LabNetns::Pod(pod.to_owned()), address)
     }
 
-    /// Opens a connection from any network namespace.
+    /// Opens a TCP connection from any network namespace of the lab.
     pub fn dial_from(&self, place: LabNetns, address: SocketAddr) -> std::io::Result<Conversation> {
         let stream = self
             .client
@@ -284,8 +282,8 @@ impl Mesh {
         Conversation::over(stream)
     }
 
-    /// Returns the first address of a service, by the beginning of its host name, with a port.
-    /// Waits until the proxy of the first node knows the service.
+    /// Returns the first address of a service, found by the beginning of its host name, with a port. Waits until the
+    /// proxy of the first node knows the service.
     pub fn service(&self, host: &str, port: u16) -> SocketAddr {
         let mut address = None;
         until(&format!("the service {host} is known"), || {
@@ -311,13 +309,13 @@ impl Mesh {
             .and_then(|vip| vip.trim_start_matches('/').parse().ok())
     }
 
-    /// Captures the packets between the nodes, and searches for texts that must not be readable.
+    /// Captures the packets between the nodes, and searches them for markers that must not be readable.
     pub fn watch(&self, markers: &[&str]) -> Capture {
         self.watch_at(LabNetns::Fabric, markers)
     }
 
-    /// Captures the packets of a network namespace: of a node with all its pods, or of a pod with
-    /// its loopback.
+    /// Captures the packets in a network namespace (a node's with all its pods, or a pod's with its loopback), and
+    /// searches them for markers.
     pub fn watch_at(&self, place: LabNetns, markers: &[&str]) -> Capture {
         let markers = markers
             .iter()
@@ -328,7 +326,7 @@ impl Mesh {
             .expect("a packet socket in the lab")
     }
 
-    /// Kills a process of the mesh (SIGKILL), once it runs.
+    /// Kills a daemon of the mesh (SIGKILL), once it runs.
     pub fn kill(&self, name: &str, node: Option<&str>) {
         let daemon = name.trim_end_matches("-worker");
         self.until(&format!("{name} of {node:?} runs"), |status| {
@@ -342,8 +340,7 @@ impl Mesh {
             .expect("a running process can be killed");
     }
 
-    /// Stops a daemon (SIGSTOP) until the value is dropped: its sockets accept connections, but it
-    /// does not respond.
+    /// Suspends a daemon (SIGSTOP) until the value is dropped: its sockets accept connections, but it does not respond.
     #[must_use]
     pub fn hang(&self, name: &'static str, node: Option<&'static str>) -> SuspendedDaemon<'_> {
         self.client
@@ -366,8 +363,8 @@ impl Mesh {
             .is_ok_and(|mut echo| echo.say("probe").is_ok())
     }
 
-    /// Waits until new connections of pods carry only TLS: capture is active at once, but every
-    /// client's proxy must also have received that the server supports HBONE.
+    /// Waits until new connections of pods carry only TLS: capture is active at once, but every client's proxy must
+    /// also have received that the server supports HBONE.
     pub fn until_only_tls(&self, from: &str, address: SocketAddr) {
         until(
             &format!("new connections from {from} to {address} are HBONE"),
@@ -380,13 +377,13 @@ impl Mesh {
         );
     }
 
-    /// Returns the configuration dump of a node's proxy.
+    /// Returns the configuration dump of a node's node proxy.
     pub fn proxy_dump(&self, node: &str) -> serde_json::Value {
         let answer = self.ask_proxy(node, 15000, "/config_dump");
         serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error}: {answer}"))
     }
 
-    /// Returns the metrics of a node's proxy.
+    /// Returns the metrics of a node's node proxy.
     pub fn proxy_metrics(&self, node: &str) -> String {
         self.ask_proxy(node, 15020, "/metrics")
     }
@@ -403,7 +400,7 @@ impl Mesh {
         body.to_owned()
     }
 
-    /// Waits until a node's proxy has received from the control plane which protocol a pod supports.
+    /// Waits until a node's node proxy has received from the control plane that a pod supports `protocol`.
     pub fn until_known_as(&self, node: &str, pod: &str, protocol: &str) {
         let (namespace, name) = pod.split_once('/').expect("namespace/name");
         until(&format!("{node}'s proxy knows {pod} by {protocol}"), || {
@@ -431,7 +428,7 @@ impl Mesh {
             .collect()
     }
 
-    /// Returns the last log lines of all processes.
+    /// Returns the last log lines of all processes of the lab.
     pub fn logs(&self) -> String {
         let mut text = String::new();
         for name in ["control", "agent", "proxy"] {
@@ -453,7 +450,7 @@ impl Mesh {
     }
 }
 
-/// Output of the command line.
+/// Result of running `ambit`.
 #[derive(Debug)]
 pub struct CommandOutput {
     /// Exit code of the program.
@@ -462,7 +459,7 @@ pub struct CommandOutput {
     pub stdout: String,
 }
 
-/// Suspended daemon, which resumes when this value is dropped.
+/// Suspended daemon of the lab, which resumes when this value is dropped.
 #[derive(Debug)]
 pub struct SuspendedDaemon<'a> {
     mesh: &'a Mesh,
@@ -490,12 +487,12 @@ impl Drop for Mesh {
     }
 }
 
-/// Result of a `GET`.
+/// Result of a `GET` by curl.
 #[derive(Debug)]
 pub struct Answer {
-    /// Exit code of curl: 0, or that of the failure.
+    /// Exit code of curl; 0 for success.
     pub code: i32,
-    /// Output of the program.
+    /// Output of curl: the response body.
     pub body: String,
 }
 
@@ -512,7 +509,7 @@ impl Answer {
         &self.body
     }
 
-    /// Returns the outcome.
+    /// Returns the outcome: the response, or the kind of failure.
     pub fn ending(&self) -> Ending {
         Ending::of(self.code)
     }
@@ -538,7 +535,7 @@ impl Answer {
 pub struct Conversation(TcpStream);
 
 impl Conversation {
-    /// Wraps a connection that a test has opened. A silence of ten seconds is an error.
+    /// Wraps a connection that a test has opened. Reading fails after ten seconds without data.
     ///
     /// # Errors
     ///
@@ -548,7 +545,7 @@ impl Conversation {
         Ok(Self(stream))
     }
 
-    /// Sends a line and reads its echo.
+    /// Sends a line, and reads its echo.
     pub fn say(&mut self, text: &str) -> std::io::Result<()> {
         self.0.write_all(text.as_bytes())?;
         let mut received = vec![0; text.len()];
@@ -560,8 +557,7 @@ impl Conversation {
         }
     }
 
-    /// Sends bytes, and reads until the other side closes, or `enough` is true for the received
-    /// text.
+    /// Sends bytes, and returns the received text once the other side closes, or `enough` is true for the text.
     pub fn raw(&mut self, bytes: &[u8], enough: impl Fn(&str) -> bool) -> std::io::Result<String> {
         self.0.write_all(bytes)?;
         let mut answer = Vec::new();
@@ -580,8 +576,8 @@ impl Conversation {
         }
     }
 
-    /// Waits until the other side has closed or reset the connection. One that stays open but
-    /// silent fails the test.
+    /// Waits until the other side has closed or reset the connection. A connection that stays open without data fails
+    /// the test.
     #[track_caller]
     pub fn until_closed(&mut self) {
         let deadline = Instant::now() + TIMEOUT;
@@ -595,8 +591,7 @@ impl Conversation {
     }
 }
 
-/// Returns whether the error means that the connection was closed, reset or destroyed, and not only
-/// silent.
+/// Returns whether the error means that the connection was closed, reset or destroyed, rather than a read timeout.
 pub fn is_closed(error: &std::io::Error) -> bool {
     let kinds = [
         ErrorKind::UnexpectedEof,
@@ -607,8 +602,7 @@ pub fn is_closed(error: &std::io::Error) -> bool {
     kinds.contains(&error.kind())
 }
 
-/// Asserts that the packets between nodes contained neither plaintext of captured pods nor readable
-/// markers.
+/// Asserts that the packets between nodes contained neither plaintext of captured pods nor markers.
 #[track_caller]
 pub fn assert_only_tls(traffic: &Traffic, captured: &[IpAddr]) {
     let reports = traffic.reports();
@@ -629,7 +623,7 @@ pub fn assert_only_tls(traffic: &Traffic, captured: &[IpAddr]) {
     );
 }
 
-/// Finds the pod `namespace/name`; the name may be its Deployment's.
+/// Finds the pod `namespace/name` in the lab's status; the name may be its Deployment's.
 pub fn find<'a>(status: &'a Status, name: &str) -> Option<&'a PodStatus> {
     let (namespace, name) = name.split_once('/').unwrap_or(("default", name));
     status.pods.iter().find(|pod| {
@@ -638,7 +632,7 @@ pub fn find<'a>(status: &'a Status, name: &str) -> Option<&'a PodStatus> {
     })
 }
 
-/// Waits until `condition` holds.
+/// Waits until `condition` holds; panics with `what` at the timeout.
 #[track_caller]
 pub fn until(what: &str, condition: impl FnMut() -> bool) {
     ambit_testkit::until_within(TIMEOUT, what, condition);

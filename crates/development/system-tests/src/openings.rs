@@ -1,4 +1,4 @@
-//! A continuous series of new connections.
+//! Continuous series of new connections, to detect refused ones.
 
 use std::{
     net::SocketAddr,
@@ -10,7 +10,7 @@ use std::{
 
 use crate::{Conversation, Mesh, is_closed, until};
 
-/// Connections of `shop/client` to `shop/server`, opened one after the other until stopped.
+/// Connections from `shop/client` to `shop/server`, opened one after the other until stopped.
 #[derive(Debug)]
 pub struct Openings<'a> {
     mesh: &'a Mesh,
@@ -21,7 +21,7 @@ pub struct Openings<'a> {
 }
 
 impl<'a> Openings<'a> {
-    /// Creates the series, without a connection yet.
+    /// Creates the series without opening a connection.
     pub fn new(mesh: &'a Mesh) -> Self {
         Self {
             mesh,
@@ -32,12 +32,12 @@ impl<'a> Openings<'a> {
         }
     }
 
-    /// Opens another connection.
+    /// Opens another connection of the series.
     pub fn dial(&self) -> std::io::Result<Conversation> {
         self.mesh.dial("shop/client", self.server)
     }
 
-    /// Runs until stopped. With `refused_only`, an established connection may break.
+    /// Opens connections until stopped. With `refused_only`, an established connection may break.
     pub fn run(&self, refused_only: bool) {
         while !self.stop.load(Ordering::Relaxed) {
             let result = match self.dial() {
@@ -55,7 +55,7 @@ impl<'a> Openings<'a> {
         }
     }
 
-    /// Opens connections while `work` runs; stops also if it panics.
+    /// Opens connections while `work` runs; stops even if it panics.
     pub fn during<T>(&self, refused_only: bool, work: impl FnOnce() -> T) -> T {
         struct Stop<'a>(&'a AtomicBool);
         impl Drop for Stop<'_> {

@@ -1,4 +1,4 @@
-//! Programs in a pod that speak HBONE themselves, as sidecars do, and as attackers could.
+//! HBONE clients in a pod that speak the protocol themselves, as sidecars do, and as attackers could.
 
 use std::{
     io,
@@ -24,28 +24,28 @@ use crate::{Mesh, TIMEOUT, find};
 
 /// Address and port of the control plane in a lab.
 const CONTROL: ([u8; 4], u16) = ([172, 18, 0, 2], 15012);
-/// Silence after which a server's response counts as complete.
+/// Time without data after which a server's response counts as complete.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Outcome of a tunnel.
+/// Outcome of opening a tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The connection failed, or ended before the tunnel was established.
+    /// The connection failed, or ended before the tunnel was established; with the error.
     Failed(String),
-    /// The tunnel was rejected with this status.
+    /// The CONNECT request was rejected with this status.
     Refused(u16),
-    /// The tunnel was established, and returned these bytes.
+    /// The tunnel was established, and these bytes were received through it.
     Established(String),
 }
 
 impl Outcome {
-    /// Returns whether the application responded.
+    /// Returns whether the received bytes contain a text by which the application identifies itself.
     pub fn is_from(&self, text: &str) -> bool {
         matches!(self, Self::Established(received) if received.contains(text))
     }
 }
 
-/// Certificate, and the pod that uses it.
+/// HBONE client: a certificate, and the pod in which it is used.
 pub struct Peer<'a> {
     mesh: &'a Mesh,
     place: LabNetns,
@@ -65,8 +65,8 @@ fn runtime() -> Runtime {
 }
 
 impl<'a> Peer<'a> {
-    /// Creates a peer in a pod with a certificate of the pod's own account, requested from the
-    /// mesh's CA by the pod's token. Waits for the pod, which the control plane may not know yet.
+    /// Creates a client in a pod with a certificate for the pod's own service account, requested from the mesh's CA by
+    /// the pod's token. Waits for the pod, which the control plane may not know yet.
     pub fn of_pod(mesh: &'a Mesh, pod: &str) -> Self {
         mesh.until(&format!("{pod} is there"), |status| {
             find(status, pod).is_some_and(|pod| pod.ready)
@@ -85,7 +85,7 @@ impl<'a> Peer<'a> {
         }
     }
 
-    /// Returns a peer with the same certificate in another pod.
+    /// Returns a client with the same certificate in another pod.
     pub fn moved_to(&self, pod: &str) -> Self {
         Self {
             place: LabNetns::Pod(pod.to_owned()),
@@ -95,14 +95,13 @@ impl<'a> Peer<'a> {
         }
     }
 
-    /// Creates a peer whose certificate another authority has signed, for any identity. It trusts
-    /// the mesh.
+    /// Creates a client whose certificate for any identity is signed by another CA. It trusts the mesh's roots.
     pub fn foreign(mesh: &'a Mesh, pod: &str, identity: &str) -> Self {
         Self::signed_by(mesh, pod, identity, Some(&Pki::new()))
     }
 
-    /// Creates a peer whose certificate an authority, by default the mesh's, has signed, for any
-    /// identity. It trusts the mesh.
+    /// Creates a client whose certificate for any identity is signed by a CA, by default the mesh's. It trusts the
+    /// mesh's roots.
     pub fn signed_by(mesh: &'a Mesh, pod: &str, identity: &str, authority: Option<&Pki>) -> Self {
         let identity: Identity = identity.parse().expect("a SPIFFE id");
         let request = CertificateRequest::new(&identity).expect("a request");
@@ -137,18 +136,18 @@ impl<'a> Peer<'a> {
         &self.cert
     }
 
-    /// Returns a revocation list with its certificate, signed by the lab's authority.
+    /// Returns a CRL that revokes the client's certificate, signed by the lab's CA.
     pub fn revocation(&self) -> String {
         let read = |file: &str| in_lab(self.mesh, "shop/client", &format!("ca/{file}"));
         revoke_by(read, &self.cert)
     }
 
-    /// Opens a tunnel at a server of an identity, and closes it once it is established.
+    /// Opens a tunnel through the server with this identity and address, and closes it once it is established.
     pub fn open(&self, server: (&str, SocketAddr), authority: &str) -> Outcome {
         self.call(server, authority, &[], None)
     }
 
-    /// Opens a tunnel to a server of an identity, sends bytes, and reads until the other side
+    /// Opens a tunnel through the server with this identity and address, sends bytes, and reads until the other side
     /// closes.
     pub fn ask(
         &self,
@@ -231,7 +230,7 @@ impl<'a> Peer<'a> {
     }
 }
 
-/// Returns a file of the lab's private directory, as a pod's process reads it.
+/// Returns a file of the lab's private directory, which a process of the pod reads.
 fn in_lab(mesh: &Mesh, pod: &str, file: &str) -> String {
     let run = mesh.directory().join("*/run").display().to_string();
     mesh.run(pod, &["sh", "-c", &format!("cat {run}/{file}")])
@@ -259,7 +258,7 @@ async fn fetch(mesh: &Mesh, identity: &Identity, token: &str) -> WorkloadCert {
     fetched.unwrap_or_else(|error| panic!("no certificate for {identity}: {error}"))
 }
 
-/// Returns a local address that forwards to one in the lab.
+/// Returns a local address that forwards connections to an address in the lab.
 fn forward(mesh: &Mesh, to: SocketAddr) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let near = listener.local_addr()?;

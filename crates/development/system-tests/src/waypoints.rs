@@ -1,10 +1,10 @@
-//! A mesh whose namespace `shop` has a waypoint.
+//! Lab whose namespace `shop` has a waypoint.
 
 use ambit_lab::Options;
 
 use crate::{Mesh, PAIR, options, until};
 
-/// Gateway of the waypoint.
+/// Manifest of the Gateway `shop/waypoint`.
 pub const GATEWAY: &str = "
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
@@ -14,8 +14,7 @@ spec:
   listeners: [{name: mesh, port: 15008, protocol: HBONE}]
 ";
 
-/// Returns the manifest of a pod (`namespace/name`) without a program: the test serves its ports
-/// ([`Mesh::serve`]).
+/// Returns the manifest of a pod (`namespace/name`) without a program, whose ports the test serves ([`Mesh::serve`]).
 pub fn idle_pod(pod: &str, node: &str, labels: &str) -> String {
     let (namespace, name) = pod.split_once('/').unwrap_or(("default", pod));
     format!(
@@ -32,18 +31,18 @@ spec:
     )
 }
 
-/// Starts a mesh of [`PAIR`] with a waypoint, and `more` manifests; returns it and the waypoint's
-/// address once the clients' proxies know the waypoint.
+/// Starts a mesh of [`PAIR`] with a waypoint, and `more` manifests; returns the mesh and the waypoint's address once
+/// the clients' node proxies know the waypoint.
 pub fn with_waypoint(more: &str) -> (Mesh, String) {
     with_waypoint_and(more, options())
 }
 
-/// Starts a mesh like [`with_waypoint`] with other options.
+/// Starts a mesh as [`with_waypoint`] does, with other options.
 pub fn with_waypoint_and(more: &str, options: Options) -> (Mesh, String) {
     with_gateway(GATEWAY, more, options)
 }
 
-/// Starts a mesh like [`with_waypoint_and`] with another Gateway `shop/waypoint` than [`GATEWAY`].
+/// Starts a mesh as [`with_waypoint_and`] does, with another Gateway `shop/waypoint` than [`GATEWAY`].
 pub fn with_gateway(gateway: &str, more: &str, options: Options) -> (Mesh, String) {
     let mesh = Mesh::up_with(&format!("{PAIR}\n---{gateway}{more}"), options);
     let address = mesh.ip("shop/waypoint").to_string();
@@ -55,7 +54,7 @@ pub fn with_gateway(gateway: &str, more: &str, options: Options) -> (Mesh, Strin
     (mesh, address)
 }
 
-/// Waits until the waypoint delivers requests.
+/// Waits until requests of the client for `url` reach the server from the waypoint.
 #[track_caller]
 pub fn until_through(mesh: &Mesh, waypoint: &str, client: &str, url: &str) {
     until("requests go through the waypoint", || {

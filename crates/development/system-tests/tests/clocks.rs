@@ -1,4 +1,4 @@
-//! Tests of nodes with wrong clocks: within the backdating of certificates, and beyond it.
+//! Tests of nodes whose clocks are wrong: within the backdating of certificates, and beyond it.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt, path::PathBuf};
@@ -7,12 +7,12 @@ use ambit_system_tests::{LogSource, Mesh, PAIR, assert_only_tls, binary, options
 
 const NODES: [&str; 2] = ["node-1", "node-2"];
 
-/// Clocks of the node proxies, each from a file. The processes are the real ones; their monotonic
-/// clocks are correct.
+/// Simulated clocks of the node proxies, each set by a file. The processes are the real ones; their monotonic clocks
+/// are correct.
 struct Clocks(tempfile::TempDir);
 
 impl Clocks {
-    /// Creates clocks with these offsets, in the syntax of `faketime`.
+    /// Creates simulated clocks with these offsets, in the syntax of `faketime`.
     fn new(offsets: [&str; 2]) -> Self {
         let clocks = Self(tempfile::tempdir().unwrap());
         for (node, offset) in NODES.into_iter().zip(offsets) {

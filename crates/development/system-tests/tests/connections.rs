@@ -57,11 +57,11 @@ spec:
     backendRefs: [{name: many, port: 80}]
 ";
 
-/// Endpoints of the service `many`, and their nodes.
+/// Pods that are endpoints of the service `many`, with their nodes.
 const A: (&str, &str) = ("shop/a", "node-1");
 const B: (&str, &str) = ("shop/b", "node-2");
 
-/// Starts the services, behind a waypoint.
+/// Starts a mesh in which the services of these endpoints are behind a waypoint.
 fn mesh(endpoints: &[(&str, &str)]) -> Mesh {
     let pods = endpoints.iter();
     let pods: String = pods
@@ -100,7 +100,7 @@ fn dial(mesh: &Mesh, address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Runs an application that sends its pod's name and then echoes.
+/// Runs an application that first sends its pod's name, and then echoes.
 fn greets(mesh: &Mesh, pod: &'static str) {
     mesh.serve(&format!("shop/{pod}"), 8092, move |mut stream| {
         stream.write_all(pod.as_bytes())?;
@@ -109,7 +109,7 @@ fn greets(mesh: &Mesh, pod: &'static str) {
     });
 }
 
-/// Opens a connection, and returns it with the pod that greeted.
+/// Opens a connection; returns it with the name that the pod sent first.
 fn greeted(mesh: &Mesh, address: SocketAddr) -> Option<(TcpStream, u8)> {
     let mut stream = dial(mesh, address);
     // Not every application sends first.
@@ -121,7 +121,7 @@ fn greeted(mesh: &Mesh, address: SocketAddr) -> Option<(TcpStream, u8)> {
     Some((stream, name[0]))
 }
 
-/// Returns whether a byte is echoed.
+/// Returns whether a byte sent on the connection is echoed.
 fn echoes(stream: &mut TcpStream) -> bool {
     stream.write_all(b"x").is_ok() && stream.read_exact(&mut [0]).is_ok()
 }
@@ -216,8 +216,8 @@ fn endpoint_without_connections_is_ejected() {
     }
 }
 
-/// Starts an HTTP/1.1 application that always fails; returns its numbers of connections and
-/// requests.
+/// Starts an HTTP/1.1 application that responds to all requests with an error; returns the counters of its connections
+/// and requests.
 fn fails(mesh: &Mesh, pod: &str) -> [Arc<AtomicUsize>; 2] {
     let counts: [Arc<AtomicUsize>; 2] = Default::default();
     let [connections, requests] = counts.clone();
@@ -242,7 +242,7 @@ fn ask(mesh: &Mesh, address: SocketAddr) -> String {
     answer.unwrap_or_else(|error| format!("failed: {error}"))
 }
 
-/// Returns the increase of counts by five requests.
+/// Sends five requests; returns by how much the application's counters have increased.
 fn of_five(mesh: &Mesh, address: SocketAddr, counts: &[Arc<AtomicUsize>; 2]) -> [usize; 2] {
     let now = || [counts[0].load(SeqCst), counts[1].load(SeqCst)];
     let before = now();
@@ -367,7 +367,7 @@ struct Streams {
     open: Arc<AtomicUsize>,
     all: Arc<AtomicUsize>,
     held: Arc<AtomicUsize>,
-    /// Maximum concurrent requests seen on one connection.
+    /// Maximum number of concurrent requests on one connection.
     most: Arc<AtomicUsize>,
     let_go: Arc<tokio::sync::Notify>,
 }
@@ -410,8 +410,8 @@ impl Streams {
         own
     }
 
-    /// Sends concurrent requests on one client connection, and returns the number of connections that the server
-    /// received.
+    /// Sends concurrent requests on one client connection, and returns the number of connections that the application
+    /// received for them.
     fn ask(&self, mesh: &Mesh, address: SocketAddr, many: usize) -> usize {
         let (before, held) = (self.all.load(SeqCst), self.held.load(SeqCst));
         let stream = dial(mesh, address);

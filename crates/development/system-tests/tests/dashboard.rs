@@ -15,7 +15,7 @@ use std::{
 
 use ambit_system_tests::{Mesh, with_waypoint};
 
-/// Policy that denies requests from outside the mesh at the waypoint.
+/// Policy at the waypoint that denies requests from outside the mesh.
 const POLICY: &str = "
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -61,7 +61,7 @@ fn web() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../web")
 }
 
-/// Returns the command of a script in `web/test`.
+/// Returns a command that runs a script in `web/test`.
 fn script(name: &str, argument: &str) -> Command {
     let mut node = Command::new("node");
     node.arg(format!("test/{name}.mjs"))

@@ -1,5 +1,4 @@
-//! Tests of failing and overloaded backends behind a waypoint, with a `DestinationRule` and real
-//! programs.
+//! Tests of failing and overloaded endpoints behind a waypoint, with a `DestinationRule` and real programs.
 
 use std::{
     collections::BTreeSet,
@@ -43,11 +42,11 @@ spec:
     )
 }
 
-/// Application with scripted responses.
+/// Application of one endpoint, with scripted responses.
 #[derive(Clone, Debug)]
 struct Application {
     status: Arc<AtomicU16>,
-    /// Whether the application does not respond.
+    /// Whether the application delays its responses beyond any timeout.
     is_slow: Arc<AtomicBool>,
     requests: Arc<AtomicUsize>,
 }
@@ -97,7 +96,7 @@ impl Scene {
         Self { mesh, service }
     }
 
-    /// Sends a POST, which is never retried, and returns the response of the single endpoint.
+    /// Sends a POST, which is never retried; returns the response.
     fn ask(&self, headers: &str) -> String {
         let request =
             format!("POST / HTTP/1.1\r\nHost: many\r\ncontent-length: 0\r\n{headers}\r\n");
@@ -108,7 +107,7 @@ impl Scene {
         answer.unwrap_or_default()
     }
 
-    /// Returns the pod that responds.
+    /// Sends a request; returns the name of the pod that responds.
     fn who(&self, headers: &str) -> Option<String> {
         let answer = self.ask(headers);
         let (_, body) = answer.split_once("\r\n\r\nfrom ")?;

@@ -47,7 +47,7 @@ spec:
   endpoints: [{address: 192.0.2.1}]
 "#;
 
-/// Returns the output of `ambit-lab-tool resolve` in a pod.
+/// Runs `ambit-lab-tool resolve` in a pod, and returns its output.
 fn ask(mesh: &Mesh, pod: &str, arguments: &[&str]) -> String {
     let tool = binary(LAB_TOOL);
     let tool = tool.to_str().expect("a path in UTF-8");
@@ -59,7 +59,7 @@ fn ask(mesh: &Mesh, pod: &str, arguments: &[&str]) -> String {
     output.stdout + &output.stderr
 }
 
-/// Repeats the query until the mesh has the answer, since objects arrive with a delay.
+/// Repeats a DNS query until the mesh gives the expected answer, since objects arrive with a delay.
 #[track_caller]
 fn until_answer(mesh: &Mesh, pod: &str, arguments: &[&str], expected: &str) -> String {
     let mut answer = String::new();

@@ -8,7 +8,7 @@ use ambit_system_tests::{
     find, options, until,
 };
 
-/// Returns pods on both nodes whose program connects to the server at once.
+/// Returns manifests of pods on both nodes whose program connects to the server at once.
 fn eager(count: usize) -> String {
     (0..count)
         .map(|n| {
@@ -204,7 +204,7 @@ spec: {{nodeName: node-1, hostNetwork: true, containers: [{{name: main, image: n
     );
 }
 
-/// Returns a pod of the host network on a node.
+/// Returns the manifest of a pod in a node's host network.
 fn on_the_node(node: &str) -> String {
     format!(
         "---
@@ -302,7 +302,8 @@ fn capture_works_after_other_primary_plugins_and_node_filters_hold() {
     }
 }
 
-/// Simulates a NetworkPolicy engine, which drops by pod address in the node's forward path.
+/// Checks that a simulated NetworkPolicy engine, which drops packets by pod address in the node's forward path, still
+/// blocks requests.
 fn filters_of_the_node_hold(mesh: &Mesh, url: &str) {
     let nft = |command: &str| mesh.run("legacy/on-the-node", &["nft", command]);
     nft("add table inet netpol");

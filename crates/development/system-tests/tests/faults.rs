@@ -6,7 +6,7 @@ use std::{io::Write, net::SocketAddr, sync::Arc};
 use ambit_lab::{LabNetns, LogSource};
 use ambit_system_tests::{Client, Mesh, Options, PAIR, assert_only_tls, idle_pod, options, until};
 
-/// Killed components with their node.
+/// Daemons that the tests kill, each with its node.
 const VICTIMS: [(&str, Option<&str>); 5] = [
     ("proxy", Some("node-1")),
     ("proxy", Some("node-2")),

@@ -1,4 +1,4 @@
-//! Tests of pushing images to a registry of the distribution project, with TLS and passwords.
+//! Tests of pushing images to a registry of CNCF's distribution project, with TLS and passwords.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{fs, net::SocketAddr, path::Path};
@@ -12,12 +12,12 @@ use rcgen::{CertificateParams, KeyPair};
 
 const USER: &str = "pusher";
 const PASSWORD: &str = "a-password-nobody-else-knows";
-/// Hash of [`PASSWORD`] by bcrypt.
+/// Bcrypt hash of [`PASSWORD`].
 const HASH: &str = "$2a$04$OZwqjWbgZkt1//p10WVRHe8b/rP/vSkb1nL8hIQ7QaIxaD8wq02RG";
-/// Host of the registry: the service of its pod.
+/// Host and port of the registry: the Service of its pod.
 const HOST: &str = "registry.legacy.svc.cluster.local:5000";
 
-/// Directories of the registry and of the pushing client.
+/// Mesh with the registry, and the directories of the registry and of the pushing client.
 struct Scene {
     mesh: Mesh,
     directory: tempfile::TempDir,
@@ -70,14 +70,12 @@ spec:
         scene
     }
 
-    /// Returns an archive of an image of that name for this machine, with the digest of its
-    /// manifest.
+    /// Writes an image archive of that name for this machine; returns its path and the digest of its manifest.
     fn archive(&self, name: &str) -> (std::path::PathBuf, String) {
         self.archive_for(name, &[Architecture::native().unwrap()])
     }
 
-    /// Returns an archive of an image of that name for several architectures, with the digest of
-    /// its index.
+    /// Writes an image archive of that name for several architectures; returns its path and the digest of its index.
     fn archive_for(
         &self,
         name: &str,
@@ -115,7 +113,7 @@ spec:
         self.directory.path().join(name)
     }
 
-    /// Stores credentials as `docker login` does; none with an empty password.
+    /// Stores registry credentials as `docker login` does; none for an empty password.
     fn login(&self, password: &str) {
         let auth = base64::engine::general_purpose::STANDARD.encode(format!("{USER}:{password}"));
         let auths = match password {
@@ -142,7 +140,7 @@ spec:
             .unwrap()
     }
 
-    /// Returns the manifest of a tag in the registry's storage.
+    /// Returns the manifest or index of a tag in the registry's storage.
     fn tagged(&self, repository: &str, tag: &str) -> Option<String> {
         let link = format!(
             "storage/docker/registry/v2/repositories/{repository}/_manifests/tags/{tag}/current/link"

@@ -54,12 +54,12 @@ spec:
 struct Scene {
     mesh: Mesh,
     service: SocketAddr,
-    /// Number of requests that applications have received.
+    /// Number of requests that the applications have received.
     requests: Arc<AtomicUsize>,
 }
 
 impl Scene {
-    /// Starts a service of these pods, each with a version.
+    /// Starts a service of these pods, each with a version label.
     fn new(pods: &[(&'static str, &str)]) -> Self {
         let all: String = pods
             .iter()
@@ -96,7 +96,7 @@ impl Scene {
         self.requests.load(SeqCst)
     }
 
-    /// Sends a request, and returns the response; a POST is never retried.
+    /// Sends a request, and returns the response; a POST is never retried by the waypoint.
     fn ask(&self, path: &str, headers: &str) -> String {
         let request =
             format!("POST {path} HTTP/1.1\r\nHost: many\r\ncontent-length: 0\r\n{headers}\r\n");
@@ -107,7 +107,7 @@ impl Scene {
         answer.unwrap_or_default()
     }
 
-    /// Returns the pod that responds.
+    /// Sends a request, and returns the pod that responds.
     fn who(&self, path: &str) -> Option<String> {
         let answer = self.ask(path, "");
         let (_, body) = answer.split_once("\r\n\r\nfrom ")?;
@@ -132,7 +132,7 @@ impl Scene {
         answer
     }
 
-    /// Returns the waypoint's log.
+    /// Returns the waypoint's access log.
     fn log(&self) -> String {
         let source = LogSource::Pod {
             pod: "shop/waypoint".into(),

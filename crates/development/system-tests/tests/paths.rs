@@ -1,5 +1,4 @@
-//! Tests of which pods reach which, under which identity, over which path; and of the effect of
-//! policies.
+//! Tests of connectivity between pods: identity and path of each connection, and the effect of policies.
 
 use std::net::SocketAddr;
 
@@ -16,7 +15,7 @@ spec:
   - from: [{source: {principals: [cluster.local/ns/shop/sa/client]}}]
 ";
 
-/// The proxy's denial when no ALLOW policy matches.
+/// Reason of a denial in the node proxy's access log when ALLOW policies exist, but none matches.
 const NONE_ALLOWED: Expected<'_> = Expected::Denial("allow policies exist, but none allowed");
 
 const STRICT: &str = "

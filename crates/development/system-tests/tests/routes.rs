@@ -108,8 +108,8 @@ spec:
     backendRefs: [{name: server, namespace: shop, port: 80}]
 ";
 
-/// Starts a mesh in which requests to the service `server` pass a waypoint, also those of another
-/// namespace; returns it with the service's address.
+/// Starts a mesh in which requests to the service `server`, also from another namespace, pass a waypoint; returns the
+/// mesh and the service's address.
 fn with_bank() -> (Mesh, SocketAddr) {
     let client = idle_pod("bank/client", "node-1", "app: client");
     let (mesh, waypoint) = with_waypoint(&format!("{BANK}{client}"));
@@ -118,7 +118,7 @@ fn with_bank() -> (Mesh, SocketAddr) {
     (mesh, address)
 }
 
-/// Returns the response to a GET of a path, its head in lower case.
+/// Sends a GET for a path; returns the response with its head in lower case.
 fn ask(mesh: &Mesh, client: &str, address: SocketAddr, path: &str) -> String {
     let request = format!(
         "GET {path} HTTP/1.1\r\nHost: server\r\nX-Set: a\r\nX-Add: one\r\nX-Gone: a\r\nConnection: close\r\n\r\n"
@@ -128,7 +128,7 @@ fn ask(mesh: &Mesh, client: &str, address: SocketAddr, path: &str) -> String {
     answer.unwrap_or_else(|error| format!("failed: {error}"))
 }
 
-/// Waits until a path has a response with a status, and returns it.
+/// Sends requests for a path until the response has this status, and returns the response.
 fn until_status(
     mesh: &Mesh,
     client: &str,
@@ -204,7 +204,7 @@ fn clients_route_applies_only_to_clients_of_its_namespace() {
     assert!(again.contains("plain-marker"), "{again}");
 }
 
-/// Returns a route of the service with one rule.
+/// Returns the manifest of a route of the service with one rule.
 fn one_rule(version: &str, rule: &str) -> String {
     format!(
         "
@@ -253,7 +253,7 @@ fn oversized_or_later_records_keep_the_last_good_route() {
     until_led("later");
 }
 
-/// Returns a route that redirects one path to `to`.
+/// Returns the manifest of a route that redirects one path to `to`.
 fn redirection(number: usize, to: &str) -> String {
     format!(
         "---

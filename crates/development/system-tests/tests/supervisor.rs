@@ -1,5 +1,4 @@
-//! Tests in which the node proxy dies or is replaced while pods continuously open connections: none
-//! is refused.
+//! Tests that no connection is refused while the node proxy dies or is replaced and pods continuously open connections.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -97,8 +96,8 @@ fn deleted_node_proxy_serves_until_its_successor_runs() {
     replaced(Replacement::OldFirst);
 }
 
-/// Returns the time in milliseconds until a program that connects at its start gets a response: its
-/// first attempt must succeed.
+/// Returns the time in milliseconds until a program that connects when it starts gets a response: its first attempt
+/// must succeed.
 fn first_answer(mesh: &Mesh, name: &str) -> f64 {
     mesh.until("the pod has had its answer", |status| {
         find(status, name).is_some_and(|pod| pod.phase == "Succeeded")
@@ -113,7 +112,7 @@ fn first_answer(mesh: &Mesh, name: &str) -> f64 {
     line["first_answer_ms"].as_f64().unwrap()
 }
 
-/// Returns a pod that connects at its start, under that service account.
+/// Returns the manifest of a pod that connects when it starts, under this service account.
 fn new_pod(name: &str, account: &str) -> String {
     format!(
         "apiVersion: v1

@@ -1,5 +1,5 @@
-//! Tests of tokens at a waypoint, from manifests to the requests that an application receives:
-//! accepted issuers, claims in policies, rotation of keys, and failures of the key server.
+//! Tests of JWTs at a waypoint, from manifests to the requests that an application receives: accepted issuers, claims
+//! in policies, rotation of keys, and failures of the key server.
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -21,7 +21,7 @@ use ambit_system_tests::{
 };
 use serde_json::{Value, json};
 
-/// Tokens of another implementation, with its keys.
+/// Tokens signed by another JWT implementation, with its keys.
 const FOREIGN_TOKENS: &str = include_str!("../../../dataplane/jwt/src/tests/pyjwt.json");
 
 const APP: &str = "
@@ -46,8 +46,7 @@ spec:
   rules: [{to: [{operation: {paths: [/open*]}}]}]
 ";
 
-/// Service of the pod that serves key sets in the namespace `legacy`, and a grant for
-/// RequestAuthentications of `shop`.
+/// Service in the namespace `legacy` of the pod that serves key sets, and a grant for RequestAuthentications of `shop`.
 const GRANT: &str = "---
 apiVersion: v1
 kind: Service
@@ -103,7 +102,7 @@ spec:
     )
 }
 
-/// Key server with its response, and the number of requests.
+/// Server of key sets (JWKS) with its current response, and the number of requests.
 #[derive(Clone)]
 struct KeyServer {
     answers: Arc<Mutex<Answers>>,
@@ -148,7 +147,7 @@ impl KeyServer {
         *self.answers.lock().unwrap() = answers;
     }
 
-    /// Waits for two further requests, so that the result of the first is known.
+    /// Waits until the key server has received two further requests, so that the result of the first was processed.
     fn until_requested(&self) {
         let before = self.asked.load(SeqCst);
         until("the key server is asked", || {
@@ -167,7 +166,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Starts a scene with the RS256 key only, once the objects are published.
+    /// Starts a mesh whose key server has only the RS256 key, once the objects are published.
     fn new() -> Self {
         let made: Value = serde_json::from_str(FOREIGN_TOKENS).unwrap();
         let mut options = options();
@@ -228,7 +227,7 @@ impl Scene {
         self.mesh.client().log_text(log).unwrap()
     }
 
-    /// Starts a collector that records all received bytes.
+    /// Starts a collector of access log records, which records all received bytes.
     fn collector(&self) -> Arc<Mutex<Vec<u8>>> {
         let all = Arc::new(Mutex::new(Vec::new()));
         let of = all.clone();
@@ -265,7 +264,7 @@ fn bearer(token: &str) -> String {
     format!("Authorization: Bearer {token}\r\n")
 }
 
-/// Returns a key set with only the key of that name.
+/// Returns a key set (JWKS) with only the key of that name.
 fn key_set(made: &Value, name: &str) -> String {
     let keys = made["key_set"]["keys"].as_array().unwrap().iter();
     let keys: Vec<_> = keys.filter(|key| key["kid"] == name).collect();

@@ -62,7 +62,7 @@ spec:
   - backendRefs: [{name: other, port: 80}]
 ";
 
-/// Returns the first address of a service with its HTTP port.
+/// Returns the first address of a service, with its HTTP port.
 fn address_of(mesh: &Mesh, host: &str) -> SocketAddr {
     let dump = mesh.proxy_dump("node-1");
     let services = dump["services"].as_array().unwrap();
@@ -73,14 +73,14 @@ fn address_of(mesh: &Mesh, host: &str) -> SocketAddr {
     SocketAddr::new(vip.trim_start_matches('/').parse().unwrap(), 80)
 }
 
-/// Waits until a request has a response with a status.
+/// Sends requests until a response has this status.
 fn until_status(mesh: &Mesh, client: &str, url: &str, status: &str) {
     until(&format!("{url} is answered with {status}"), || {
         mesh.get(client, url).body.starts_with(status)
     });
 }
 
-/// Sends one request verbatim, on a separate connection; returns head and body of the response.
+/// Sends one request verbatim on a new connection; returns head and body of the response.
 fn raw(mesh: &Mesh, address: SocketAddr, request: &str) -> String {
     let mut connection: Conversation = mesh.dial("shop/client", address).unwrap();
     let answer = connection.raw(request.as_bytes(), |_| false);

@@ -42,12 +42,12 @@ pub struct ApiRequest {
     pub body: Value,
 }
 
-/// API server, which stops when dropped.
+/// Kubernetes API server in memory, which stops when dropped.
 #[derive(Debug)]
 pub struct ApiServer {
     address: SocketAddr,
     shared: Arc<Shared>,
-    /// Stops the server's thread when dropped.
+    /// Sender whose drop stops the server's thread.
     _end: mpsc::Sender<()>,
 }
 
@@ -62,18 +62,18 @@ struct Shared {
 struct State {
     store: Store,
     away: bool,
-    /// Statuses of the next responses.
+    /// Error statuses of the next responses.
     failing: Vec<u16>,
-    /// Statuses of the next responses by path.
+    /// Error statuses of the next responses, by request path.
     failing_at: Vec<(String, u16)>,
-    /// Fixed responses by path.
+    /// Fixed responses by request path.
     fixed: HashMap<String, Value>,
     requests: Vec<ApiRequest>,
     watches: Vec<Watcher>,
     reviews: HashMap<String, Review>,
 }
 
-/// Handler of objects that are reviewed instead of stored.
+/// Handler of objects that are reviewed instead of stored, such as TokenReviews.
 struct Review(Box<dyn Fn(&Value) -> Value + Send>);
 
 impl fmt::Debug for Review {
@@ -184,7 +184,7 @@ impl ApiServer {
         self.shared.state.lock().store.list(collection)
     }
 
-    /// Switches an outage on or off: every connection is closed at once.
+    /// Switches an outage on or off; at its start, every open connection is closed.
     pub fn set_away(&self, away: bool) {
         self.shared.state.lock().away = away;
         if away {
@@ -192,13 +192,13 @@ impl ApiServer {
         }
     }
 
-    /// Closes every connection; new ones are served.
+    /// Closes every open connection; new connections are served.
     pub fn cut(&self) {
         self.shared.state.lock().watches.clear();
         self.shared.cut.send_modify(|count| *count += 1);
     }
 
-    /// Drops the history: no watch can be resumed from an earlier version.
+    /// Drops the history of changes, so that no watch can be resumed from an earlier version.
     pub fn compact(&self) {
         self.shared.state.lock().store.compact();
     }
@@ -208,24 +208,24 @@ impl ApiServer {
         self.shared.state.lock().store.restart_versions();
     }
 
-    /// Makes the next requests fail with these statuses, in order.
+    /// Makes the next requests fail with these statuses, one each, in order.
     pub fn fail_next(&self, statuses: &[u16]) {
         self.shared.state.lock().failing.extend(statuses);
     }
 
-    /// Makes the next requests of a path fail with these statuses, in order.
+    /// Makes the next requests of a path fail with these statuses, one each, in order.
     pub fn fail_next_at(&self, path: &str, statuses: &[u16]) {
         let failures = statuses.iter().map(|status| (path.to_owned(), *status));
         self.shared.state.lock().failing_at.extend(failures);
     }
 
-    /// Sets a fixed response for a path, instead of its objects.
+    /// Sets a fixed response for a path, which replaces its objects.
     pub fn answer(&self, path: &str, answer: Value) {
         let mut state = self.shared.state.lock();
         state.fixed.insert(path.to_owned(), answer);
     }
 
-    /// Returns the requests so far.
+    /// Returns the requests that the server has received so far.
     pub fn requests(&self) -> Vec<ApiRequest> {
         self.shared.state.lock().requests.clone()
     }
@@ -270,7 +270,7 @@ async fn accept(listener: tokio::net::TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// Response body with a first part, and a stream of further parts.
+/// Response body that begins with a complete part, followed by a stream of parts.
 #[derive(Debug)]
 struct ResponseBody {
     first: Option<Bytes>,

@@ -73,7 +73,7 @@ pub fn identity(namespace: &str, service_account: &str) -> Identity {
     Identity::new("cluster.local", namespace, service_account)
 }
 
-/// Returns a policy of namespace `ns` for the whole namespace, with one rule of one match.
+/// Returns a policy of namespace `ns` that applies to the whole namespace, with one rule of one match.
 pub fn policy(name: &str, action: Action, matching: Match) -> Authorization {
     Authorization {
         name: name.into(),
@@ -102,7 +102,7 @@ pub fn from_nobody() -> Match {
     }
 }
 
-/// Restricts a policy to workloads that reference it, and adds the reference to a workload.
+/// Makes a policy apply only to workloads that reference it, and adds the reference to a workload.
 pub fn select(workload: &mut Workload, policy: &mut Authorization) {
     policy.scope = Scope::WorkloadSelector;
     workload

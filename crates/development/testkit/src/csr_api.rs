@@ -19,7 +19,7 @@ pub(crate) struct CsrApi {
 }
 
 impl CsrApi {
-    /// Starts a server on a listener, with a certificate chain and its key.
+    /// Starts a server on a listener, with a serving certificate chain and its key.
     pub(crate) fn start(
         listener: TcpListener,
         settings: &TlsSettings,

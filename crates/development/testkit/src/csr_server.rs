@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status, metadata::MetadataMap};
 
 use crate::{Pki, csr_api::CsrApi};
 
-/// Scripted response of the server; without one, it issues the requested certificate.
+/// Scripted response of the CSR API; without one, the server issues the requested certificate.
 #[derive(Clone, Debug)]
 pub enum CsrAnswer {
     /// Issues a certificate for another identity.
@@ -27,16 +27,16 @@ pub enum CsrAnswer {
     Silence,
 }
 
-/// Call that the server received.
+/// Call that the CSR API received.
 #[derive(Clone, Debug)]
 pub struct SeenRequest {
-    /// PEM of the request.
+    /// Certificate request as PEM.
     pub csr: String,
     /// Requested validity in seconds.
     pub validity: i64,
-    /// `ImpersonatedIdentity` of the metadata field.
+    /// Value `ImpersonatedIdentity` in the request's metadata.
     pub impersonated: Option<String>,
-    /// Headers of the call.
+    /// gRPC metadata of the call.
     pub headers: MetadataMap,
 }
 
@@ -85,7 +85,7 @@ impl CsrServer {
         self.shared.script.lock().push_back(answer);
     }
 
-    /// Returns the calls so far.
+    /// Returns the calls that the server has received so far.
     pub fn seen(&self) -> Vec<SeenRequest> {
         self.shared.seen.lock().clone()
     }

@@ -17,26 +17,26 @@ use std::{
 
 /// Pause between two attempts of a step.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// Start of a here-document: the command writes a file from the lines below it.
+/// Delimiter that starts a here-document: the command writes a file from the lines below it.
 const HERE_DOCUMENT: &str = "<<'END'";
 
 /// Command of a document, with the output that the document shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Line of the document, from 1.
+    /// Line number in the document, from 1.
     pub line: usize,
-    /// Command for a shell, with its here-document.
+    /// Shell command, including its here-document.
     pub command: String,
-    /// Lines of output that the document shows.
+    /// Output lines that the document shows below the command.
     pub output: Vec<String>,
 }
 
-/// Returns the root directory of the repository.
+/// Returns the path of the repository's root directory.
 pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
 }
 
-/// Returns the steps of a document, given relative to the repository, for one runner.
+/// Returns the steps for one runner in a document, whose path is relative to the repository.
 pub fn steps_of(path: &str, runner: &str) -> Vec<Step> {
     let file = repository().join(path);
     let text = fs::read_to_string(&file)
@@ -46,7 +46,7 @@ pub fn steps_of(path: &str, runner: &str) -> Vec<Step> {
     steps
 }
 
-/// Returns the steps of a document's text for one runner.
+/// Returns the steps for one runner in a document's text.
 pub fn steps(text: &str, runner: &str) -> Vec<Step> {
     let shown = format!("<!-- run: {runner} -->");
     let hidden = format!("<!-- run: {runner}");
@@ -92,8 +92,8 @@ fn read<'a>(block: impl Iterator<Item = (usize, &'a str)>, steps: &mut Vec<Step>
 }
 
 impl Step {
-    /// Returns the first line that the document shows and the output lacks. A command without shown
-    /// output must succeed.
+    /// Returns the first shown line that the output lacks. For a command without shown output, the exit status must be
+    /// success.
     fn missing(&self, output: &Output) -> Option<String> {
         let text = text_of(output);
         let has = |shown: &&String| text.lines().any(|line| is_shown_by(line, shown));

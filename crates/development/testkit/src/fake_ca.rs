@@ -1,4 +1,4 @@
-//! Certificate authority in memory.
+//! CA client in memory, for tests of certificate renewal.
 
 use std::{
     collections::VecDeque,
@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 
 use crate::Pki;
 
-/// CA client that issues at once, unless set to hold or to fail. Clones share the state.
+/// CA client that issues certificates at once, unless set to hold or to fail. Clones share the state.
 #[derive(Clone, Debug)]
 pub struct FakeCa {
     pki: Arc<Pki>,
@@ -35,7 +35,7 @@ struct State {
 }
 
 impl FakeCa {
-    /// Creates an authority whose certificates have the lifetime `ttl`.
+    /// Creates a CA client whose certificates have the lifetime `ttl`.
     pub fn new(pki: Arc<Pki>, ttl: Duration) -> Self {
         Self {
             pki,
@@ -62,7 +62,7 @@ impl FakeCa {
         });
     }
 
-    /// Makes this number of fetches be rejected.
+    /// Makes this number of fetches be rejected by the CA.
     pub fn refuse(&self, fetches: usize) {
         self.answer(fetches, || {
             tonic::Status::unauthenticated("the fake CA is set to refuse")

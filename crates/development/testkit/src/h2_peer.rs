@@ -16,7 +16,7 @@ impl<S> std::fmt::Debug for H2Peer<S> {
     }
 }
 
-/// CONNECT request that waits for its response.
+/// CONNECT request that awaits its response.
 #[derive(Debug)]
 pub struct Tunnel {
     /// Request of the client.
@@ -26,17 +26,17 @@ pub struct Tunnel {
     respond: SendResponse<Bytes>,
 }
 
-/// Tunnel established with a 200 response.
+/// Tunnel established by a 200 response to CONNECT.
 #[derive(Debug)]
 pub struct OpenTunnel {
     /// Bytes that the client sends.
     pub body: RecvStream,
-    /// Stream to the client.
+    /// Response stream to the client.
     pub send: h2::SendStream<Bytes>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> H2Peer<S> {
-    /// Completes the server's side of the handshake, with a maximum of concurrent streams.
+    /// Completes the server side of the HTTP/2 handshake; `max_streams` is the maximum of concurrent streams.
     pub async fn accept(io: S, max_streams: u32) -> Self {
         let connection = h2::server::Builder::new()
             .max_concurrent_streams(max_streams)
@@ -46,7 +46,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> H2Peer<S> {
         Self { connection }
     }
 
-    /// Waits for the next CONNECT, whose authority must be `authority`.
+    /// Waits for the next CONNECT request; panics if its `:authority` is another one.
     pub async fn expect_connect(&mut self, authority: &str) -> Tunnel {
         let tunnel = self
             .next()
@@ -69,25 +69,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin> H2Peer<S> {
         })
     }
 
-    /// Sends GOAWAY; open streams continue to their ends.
+    /// Sends GOAWAY; open streams continue.
     pub fn goaway(&mut self) {
         self.connection.graceful_shutdown();
     }
 
-    /// Resets the connection with a reason.
+    /// Ends the connection with this HTTP/2 error code.
     pub async fn abort(mut self, reason: Reason) {
         self.connection.abrupt_shutdown(reason);
         while self.connection.accept().await.is_some() {}
     }
 
-    /// Drives the connection until the client closes it; a further request is unexpected.
+    /// Drives the connection until the client closes it; panics at a further request.
     pub async fn serve_rest(mut self) {
         if let Some(tunnel) = self.next().await {
             panic!("unexpected request: {:?}", tunnel.request);
         }
     }
 
-    /// Drives the connection in the background of another future.
+    /// Drives the connection while another future runs, and returns its result.
     pub async fn while_doing<T>(&mut self, work: impl Future<Output = T>) -> T {
         tokio::select! {
             done = work => done,
@@ -101,12 +101,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> H2Peer<S> {
 }
 
 impl Tunnel {
-    /// Responds with status 200.
+    /// Responds to CONNECT with status 200.
     pub fn accept(self) -> OpenTunnel {
         self.accept_with(|response| response)
     }
 
-    /// Responds with status 200 and headers.
+    /// Responds to CONNECT with status 200 and headers.
     pub fn accept_with(
         mut self,
         change: impl FnOnce(http::response::Builder) -> http::response::Builder,
@@ -122,7 +122,7 @@ impl Tunnel {
         }
     }
 
-    /// Responds with an error status, and ends the stream.
+    /// Responds to CONNECT with an error status, and ends the stream.
     pub fn refuse(mut self, status: u16) {
         let response = Response::builder()
             .status(status)
@@ -133,14 +133,14 @@ impl Tunnel {
             .expect("the answer to be sent");
     }
 
-    /// Resets the stream without a response.
+    /// Resets the stream with this HTTP/2 error code, without a response.
     pub fn reset(mut self, reason: Reason) {
         self.respond.send_reset(reason);
     }
 }
 
 impl OpenTunnel {
-    /// Reads exactly `expected`, and returns the window credit.
+    /// Reads exactly `expected`, and returns the flow-control credit to the client.
     pub async fn expect_data(&mut self, expected: &[u8]) {
         let mut got = Vec::new();
         while got.len() < expected.len() {
@@ -175,7 +175,7 @@ impl OpenTunnel {
             .expect("data to be sent");
     }
 
-    /// Resets the stream.
+    /// Resets the tunnel's stream with this HTTP/2 error code.
     pub fn reset(&mut self, reason: Reason) {
         self.send.send_reset(reason);
     }

@@ -7,8 +7,8 @@ use std::{
 
 const VERSION: &str = "v3.22.0";
 
-/// Returns a command of real Helm, without the user's settings. Helm is built once, from its Go
-/// module, and stored beside the other build artefacts.
+/// Returns a command that runs real Helm, without the user's settings. Helm is built once, from its Go module, and
+/// stored beside the other build artefacts.
 pub fn helm() -> Command {
     let helm = path();
     let nothing = helm.with_file_name("home");
@@ -19,8 +19,8 @@ pub fn helm() -> Command {
     command
 }
 
-/// Returns the path of Helm, and builds it if needed. Tests of one process share it; several
-/// processes build it under separate names and rename it into place.
+/// Returns the path of the Helm binary, and builds it if needed. Tests of one process share it; several processes build
+/// it under separate names and rename it into place.
 fn path() -> &'static Path {
     static HELM: OnceLock<PathBuf> = OnceLock::new();
     HELM.get_or_init(|| {

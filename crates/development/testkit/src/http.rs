@@ -1,4 +1,4 @@
-//! One HTTP request over a connection of its own, for tests that read the pages of programs.
+//! One HTTP request over a new connection, for tests that read the pages of programs.
 
 use std::{
     io::{self, Read, Write},
@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-/// Timeout of a silent server.
+/// Timeout of reading from a silent server.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Response to a request.
@@ -18,8 +18,8 @@ pub struct Response {
     pub body: String,
 }
 
-/// Sends a request to `host`, an address with its port, and reads the response. Uses HTTP/1.0, so
-/// that the response ends with the connection and is not chunked.
+/// Sends a request to `host` (address and port), and reads the response. Uses HTTP/1.0, so that the response ends with
+/// the connection and is not chunked.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! Simulates cert-manager's istio-csr: a CSR API with the same checks, over TLS under its own root.
-//! The keys of its authority and of its server are RSA, its default.
+//! Simulates cert-manager's istio-csr: a CSR API with the same checks, over TLS under its own root. The keys of its CA
+//! and of its server are RSA, istio-csr's default.
 
 use std::{
     collections::BTreeMap,
@@ -26,12 +26,12 @@ use tonic::{Request, Response, Status};
 
 use crate::csr_api::CsrApi;
 
-/// Maximum lifetime of its certificates, as by default.
+/// Maximum lifetime of certificates, istio-csr's default.
 const MAX_LIFETIME: Duration = Duration::from_secs(3600);
 /// Host name of istio-csr in a cluster.
 pub const ISTIO_CSR_NAME: &str = "cert-manager-istio-csr.cert-manager.svc";
 
-/// Running server, which stops when dropped.
+/// Running istio-csr server, which stops when dropped.
 #[derive(Debug)]
 pub struct IstioCsr {
     /// Address of the server, whose certificate is for [`ISTIO_CSR_NAME`] alone.
@@ -43,9 +43,9 @@ pub struct IstioCsr {
 struct Shared {
     issuer: Issuer<'static, KeyPair>,
     root_pem: String,
-    /// Accounts by their tokens.
+    /// Service accounts by their tokens.
     accounts: BTreeMap<String, Identity>,
-    /// Accounts that may impersonate others.
+    /// Service accounts that may impersonate others.
     node_accounts: Vec<Identity>,
     issued: Mutex<Vec<Identity>>,
 }
@@ -74,8 +74,8 @@ impl std::fmt::Debug for Shared {
 }
 
 impl IstioCsr {
-    /// Starts the server on a listener. It authenticates accounts by their tokens, and lets
-    /// `node_accounts` impersonate others.
+    /// Starts the server on a listener. It authenticates service accounts by their tokens, and lets `node_accounts`
+    /// impersonate others.
     pub fn start_on(
         listener: TcpListener,
         accounts: &[(&str, &Identity)],
@@ -109,12 +109,12 @@ impl IstioCsr {
         }
     }
 
-    /// Returns the root as PEM.
+    /// Returns the root certificate as PEM.
     pub fn root_pem(&self) -> &str {
         &self.shared.root_pem
     }
 
-    /// Returns the identities of issued certificates so far.
+    /// Returns the identities for which certificates were issued so far.
     pub fn issued(&self) -> Vec<Identity> {
         self.shared.issued.lock().clone()
     }
@@ -147,7 +147,7 @@ fn serving(
 struct Service(Arc<Shared>);
 
 impl Service {
-    /// Returns the identity that a call may request, or the error.
+    /// Returns the identity for which a call may request a certificate, or the error.
     fn identity(&self, request: &Request<IstioCertificateRequest>) -> Result<Identity, String> {
         let header = |name: &str| {
             let value = request.metadata().get(name);
@@ -173,7 +173,7 @@ impl Service {
         }
     }
 
-    /// Parses a request that must name exactly one identity.
+    /// Parses a certificate request, which must name exactly this identity.
     fn request(text: &str, identity: &Identity) -> Result<CertificateSigningRequestParams, String> {
         let request = CertificateSigningRequestParams::from_pem(text);
         let request = request.map_err(|error| error.to_string())?;

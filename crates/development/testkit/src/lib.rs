@@ -1,6 +1,5 @@
-//! Support for tests: waiting for a condition, a PKI, fake certificate authorities, scripted HTTP/2
-//! peers, builders of mesh objects, commands of documents, real Helm and real SPIRE. A
-//! dev-dependency only.
+//! Support for tests: waiting for a condition, a PKI, fake CAs, scripted HTTP/2 peers, builders of mesh objects,
+//! commands of documents, real Helm and real SPIRE. A dev-dependency only.
 //!
 //! Functions panic with a clear message when a test is set up incorrectly.
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! OpenTelemetry collector over HTTP/1.1, which accepts everything.
+//! OpenTelemetry collector over HTTP/1.1, which accepts and records every export.
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
@@ -14,22 +14,22 @@ use crate::until_blocking;
 /// Default port of OTLP over HTTP.
 const PORT: u16 = 4318;
 
-/// Environment variables by which a program exports to the collector in its own network: metrics
-/// ten times a second.
+/// Environment variables that make a program export metrics ten times per second, to the collector in the program's own
+/// network namespace.
 pub const OTLP_VARIABLES: [(&str, &str); 2] = [
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318"),
     ("OTEL_METRIC_EXPORT_INTERVAL", "100"),
 ];
 
-/// Collector that records received messages.
+/// Collector that records the received messages.
 #[derive(Clone, Debug, Default)]
 pub struct OtlpCollector(Arc<Mutex<Vec<Message>>>);
 
-/// Path and body of a request.
+/// Path and body of an export request.
 type Message = (String, Vec<u8>);
 
 impl OtlpCollector {
-    /// Listens on loopback in the network namespace of the calling thread, and serves on threads.
+    /// Starts a collector on loopback in the network namespace of the calling thread, which serves on threads.
     ///
     /// # Errors
     ///
@@ -38,7 +38,7 @@ impl OtlpCollector {
         Ok(Self::serve_at(PORT)?.0)
     }
 
-    /// Starts a collector on a free port; returns it with its endpoint.
+    /// Starts a collector on a free port; returns the collector and its endpoint URL.
     ///
     /// # Errors
     ///
@@ -89,8 +89,8 @@ impl OtlpCollector {
         }
     }
 
-    /// Waits until a program has exported a metric and a log record, searching for its service name
-    /// and for both texts.
+    /// Waits until a program has exported a metric and a log record: messages that contain its service name and these
+    /// texts.
     pub fn until_exported(&self, service: &str, metric: &str, message: &str) {
         for (path, text) in [("/v1/metrics", metric), ("/v1/logs", message)] {
             until_blocking(&format!("{text} of {service} is exported"), || {

@@ -1,4 +1,4 @@
-//! Certificates of a mesh, generated for a test.
+//! PKI of a mesh, generated for a test.
 
 use std::time::{Duration, SystemTime};
 
@@ -28,7 +28,7 @@ pub fn accept_trust_domains(domains: &TrustDomains, aliases: &[&str], roots: &[(
     domains.replace(&contents).expect("roots");
 }
 
-/// Returns whether a server accepts a client, and the client accepts the server under its name.
+/// Returns whether the server accepts the client's certificate, and the client accepts the server's for its identity.
 pub async fn is_accepted(client: &WorkloadCert, server: &WorkloadCert) -> bool {
     let (near, far) = duplex(64 * 1024);
     let expected = std::slice::from_ref(server.identity());
@@ -39,7 +39,7 @@ pub async fn is_accepted(client: &WorkloadCert, server: &WorkloadCert) -> bool {
     client.is_ok() && server.is_ok()
 }
 
-/// PKI of a mesh, with a root and an intermediate that signs.
+/// PKI of a mesh, with a root CA and an intermediate CA that signs.
 #[derive(Debug)]
 pub struct Pki {
     root: Authority,
@@ -55,7 +55,7 @@ impl Default for Pki {
 }
 
 impl Pki {
-    /// Creates a PKI; certificates of two PKIs do not trust each other.
+    /// Creates a PKI with a new root; certificates of two PKIs do not trust each other.
     pub fn new() -> Self {
         Self::with_settings(TlsSettings::default())
     }
@@ -75,7 +75,7 @@ impl Pki {
         }
     }
 
-    /// Creates a PKI with revocation lists in its settings, initially empty.
+    /// Creates a PKI whose settings contain CRLs, which are initially empty.
     pub fn with_crls() -> (Self, Crls) {
         let crls = Crls::new();
         (
@@ -89,7 +89,7 @@ impl Pki {
         self.cert_for(identity, SystemTime::now(), DAY)
     }
 
-    /// Issues a certificate like [`Self::cert`], by the identity's text.
+    /// Issues a certificate like [`Self::cert`], for a SPIFFE ID as text.
     pub fn cert_of(&self, spiffe_id: &str) -> WorkloadCert {
         self.cert(&spiffe_id.parse().expect("a SPIFFE id"))
     }
@@ -103,12 +103,12 @@ impl Pki {
         )
     }
 
-    /// Issues a certificate at a given time.
+    /// Issues a certificate as of the time `now`, with the lifetime `ttl`.
     pub fn cert_for(&self, identity: &Identity, now: SystemTime, ttl: Duration) -> WorkloadCert {
         self.cert_with(&self.settings, identity, now, ttl)
     }
 
-    /// Issues a certificate with other TLS settings.
+    /// Issues a certificate whose TLS settings differ from the PKI's.
     pub fn cert_with(
         &self,
         settings: &TlsSettings,
@@ -134,7 +134,7 @@ impl Pki {
         self.svid_at(identity, SystemTime::now(), ttl)
     }
 
-    /// Issues an X.509-SVID at a given time.
+    /// Issues an X.509-SVID as of the time `now`, with the lifetime `ttl`.
     pub fn svid_at(&self, identity: &Identity, now: SystemTime, ttl: Duration) -> SpiffeSvid {
         let (chain, key) = self
             .signer
@@ -147,20 +147,20 @@ impl Pki {
         }
     }
 
-    /// Returns the root in DER, as in SPIFFE bundles.
+    /// Returns the root certificate as DER, as in SPIFFE bundles.
     pub fn bundle(&self) -> Vec<u8> {
         let roots = self.root.roots().iter();
         roots.flat_map(|root| root.to_vec()).collect()
     }
 
-    /// Returns the CSR API's response to a request.
+    /// Returns the CSR API's response to a certificate request (PEM) for this identity.
     pub fn answer(&self, request_pem: &str, identity: &Identity, ttl: Duration) -> Vec<String> {
         self.signer
             .issue(request_pem, identity, ttl, SystemTime::now())
             .expect("an issued certificate")
     }
 
-    /// Issues a serving certificate for names and addresses.
+    /// Issues a serving certificate for DNS names and IP addresses.
     pub fn serving(
         &self,
         names: &[&str],
@@ -171,7 +171,7 @@ impl Pki {
             .expect("a serving certificate")
     }
 
-    /// Returns a revocation list (PEM) of the given certificates, signed by the intermediate.
+    /// Returns a CRL (PEM) that revokes the given certificates, signed by the intermediate CA.
     pub fn revoke(&self, certs: &[&WorkloadCert]) -> String {
         let leaves: Vec<_> = certs
             .iter()
@@ -182,26 +182,26 @@ impl Pki {
             .expect("a revocation list")
     }
 
-    /// Returns a revocation list (PEM) of the intermediate itself, signed by the root.
+    /// Returns a CRL (PEM) that revokes the intermediate CA itself, signed by the root.
     pub fn revoke_intermediate(&self) -> String {
         self.root
             .revoke(self.signer.intermediates(), SystemTime::now())
             .expect("a revocation list")
     }
 
-    /// Returns the root as PEM.
+    /// Returns the root certificate as PEM.
     pub fn root_pem(&self) -> String {
         self.root.root_pem()
     }
 
-    /// Returns the root as a client's setting for the control plane.
+    /// Returns the root certificate as a client's setting for connections to the control plane.
     pub fn root_ca(&self) -> RootCa {
         RootCa::Pem(self.root_pem())
     }
 }
 
-/// Returns a revocation list (PEM) of a certificate, signed by an authority in Istio's four files,
-/// which `read` returns.
+/// Returns a CRL (PEM) that revokes a certificate, signed by the CA in Istio's four files, which `read` returns by
+/// name.
 pub fn revoke_by(read: impl Fn(&str) -> String, cert: &WorkloadCert) -> String {
     let leaf = cert.chain().first().cloned();
     authority_of(read)
@@ -209,7 +209,7 @@ pub fn revoke_by(read: impl Fn(&str) -> String, cert: &WorkloadCert) -> String {
         .expect("a revocation list")
 }
 
-/// Returns the CSR API's response of such an authority, for any identity.
+/// Returns the CSR API's response for any identity, from the CA in Istio's four files, which `read` returns by name.
 pub fn answer_by(
     read: impl Fn(&str) -> String,
     request_pem: &str,

@@ -1,5 +1,4 @@
-//! Compares requests to the API server with roles: requests that the roles deny, and grants that no request
-//! needs.
+//! Compares requests to the API server with RBAC roles: requests that the roles deny, and grants that no request needs.
 
 use std::collections::BTreeSet;
 
@@ -7,16 +6,16 @@ use serde_json::Value;
 
 use crate::ApiRequest;
 
-/// Permission that a request needs.
+/// RBAC permission that a request needs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct RequiredPermission {
     verb: &'static str,
     group: String,
-    /// Resource with its subresource: `pods/status`.
+    /// Resource with its subresource, such as `pods/status`.
     resource: String,
-    /// Namespace; empty for all, and for cluster-scoped objects.
+    /// Namespace of the request; empty for all, and for cluster-scoped objects.
     namespace: String,
-    /// Name of the object; empty for all.
+    /// Name of the object; empty for all objects.
     name: String,
 }
 
@@ -24,9 +23,9 @@ struct RequiredPermission {
 /// istio-ca-secret`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Difference {
-    /// Needed permissions that are not granted.
+    /// Permissions that requests need and the roles do not grant.
     pub refused: BTreeSet<String>,
-    /// Granted permissions that are not needed.
+    /// Permissions that the roles grant and no request needs.
     pub unused: BTreeSet<String>,
 }
 
@@ -118,15 +117,15 @@ impl RequiredPermission {
     }
 }
 
-/// Verb for one resource that a role grants.
+/// One verb for one resource that a role grants.
 #[derive(Debug)]
 struct Grant {
     verb: String,
     group: String,
     resource: String,
-    /// Namespace; empty for everywhere.
+    /// Namespace of the grant; empty for all namespaces.
     namespace: String,
-    /// Names of objects; empty for any name.
+    /// Names of objects for which the grant applies; empty for all.
     names: Vec<String>,
 }
 

@@ -9,12 +9,12 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// HTTP/1.1 server, whose responses have no bodies. It stops with the process.
+/// HTTP/1.1 server whose responses have no bodies. It runs until the process ends.
 #[derive(Debug)]
 pub struct ScriptedServer {
     /// Address of the server, on the loopback interface.
     pub address: SocketAddr,
-    /// Heads of the requests, in lower case.
+    /// Heads (request line and headers) of the received requests, in lower case.
     received: Arc<Mutex<Vec<String>>>,
 }
 
@@ -38,7 +38,7 @@ impl ScriptedServer {
         Self { address, received }
     }
 
-    /// Returns the received requests: path, and whether credentials were sent.
+    /// Returns path of each received request, and whether it had an `authorization` header.
     pub fn received(&self) -> Vec<(String, bool)> {
         let received = self.received.lock();
         let each = received.iter().map(|head| {

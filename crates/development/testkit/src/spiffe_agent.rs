@@ -24,14 +24,14 @@ use tokio_stream::{
 };
 use tonic::{Request, Response, Status, transport::Server};
 
-/// X.509-SVID that the agent sends.
+/// X.509-SVID that the scripted agent sends.
 #[derive(Clone, Default)]
 pub struct SpiffeSvid {
-    /// SPIFFE ID in the message.
+    /// SPIFFE ID of the SVID.
     pub id: String,
-    /// DER certificates, the leaf first.
+    /// Certificate chain as DER, the leaf first.
     pub chain: Vec<Vec<u8>>,
-    /// PKCS#8 in DER.
+    /// Private key as PKCS#8 in DER.
     pub key: Vec<u8>,
 }
 
@@ -43,21 +43,22 @@ impl std::fmt::Debug for SpiffeSvid {
     }
 }
 
-/// State of the agent: SVIDs and bundles.
+/// State of the scripted agent: SVIDs and trust bundles.
 #[derive(Clone, Debug, Default)]
 pub struct SpiffeEntries {
-    /// SVIDs of the process that calls the Workload API.
+    /// SVIDs for the process that calls the Workload API.
     pub own: Vec<SpiffeSvid>,
-    /// SVIDs by the namespace and account of their selectors, with the IDs of trust domains that they federate with.
+    /// SVIDs of the Delegated Identity API by namespace and service account, with the IDs of the trust domains with
+    /// which they federate.
     pub delegated: BTreeMap<(String, String), (Vec<SpiffeSvid>, Vec<String>)>,
-    /// Concatenated DER certificates by trust domain.
+    /// Trust bundles by trust domain, as concatenated DER certificates.
     pub bundles: BTreeMap<String, Vec<u8>>,
     /// Whether callers of the Delegated Identity API are rejected.
     pub refuses_delegates: bool,
 }
 
 impl SpiffeEntries {
-    /// Adds a registration entry with one SVID, or replaces it.
+    /// Adds or replaces the registration entry of an identity, with one SVID.
     pub fn delegate(&mut self, identity: &Identity, svid: SpiffeSvid, federates_with: &[&str]) {
         let key = (
             identity.namespace.to_string(),
@@ -69,7 +70,7 @@ impl SpiffeEntries {
     }
 }
 
-/// Running agent, which stops when dropped.
+/// Running scripted agent, which stops when dropped.
 #[derive(Debug)]
 pub struct SpiffeAgent {
     directory: tempfile::TempDir,
@@ -78,7 +79,7 @@ pub struct SpiffeAgent {
 }
 
 impl SpiffeAgent {
-    /// Starts an agent without entries.
+    /// Starts an agent without SVIDs and bundles.
     pub fn start() -> Self {
         let mut agent = Self {
             directory: tempfile::tempdir().expect("a directory"),
@@ -89,22 +90,22 @@ impl SpiffeAgent {
         agent
     }
 
-    /// Returns the socket of the Workload API, as a setting.
+    /// Returns the Workload API's socket, in the form of a program's setting.
     pub fn workload_socket(&self) -> String {
         format!("unix://{}", self.path("workload.sock").display())
     }
 
-    /// Returns the socket of the Delegated Identity API, as a setting.
+    /// Returns the Delegated Identity API's socket, in the form of a program's setting.
     pub fn admin_socket(&self) -> String {
         format!("unix://{}", self.path("admin.sock").display())
     }
 
-    /// Changes the entries, and sends the change to all callers.
+    /// Changes the agent's state, and sends the change to all callers.
     pub fn change(&self, change: impl FnOnce(&mut SpiffeEntries)) {
         self.entries.send_modify(change);
     }
 
-    /// Ends all streams, and stops listening.
+    /// Ends all streams, and stops listening, as an agent that exits.
     pub fn stop(&mut self) {
         self.servers.clear();
         for name in ["workload.sock", "admin.sock"] {
@@ -113,7 +114,7 @@ impl SpiffeAgent {
         }
     }
 
-    /// Ends all streams, and serves new ones.
+    /// Ends all streams, and listens for new ones, as a restarted agent.
     pub fn restart(&mut self) {
         self.stop();
         let entries = self.entries.clone();

@@ -1,4 +1,4 @@
-//! Real SPIRE: a server and an agent as processes, with registration entries of a test.
+//! Real SPIRE: a server and an agent as processes, with a test's registration entries.
 
 use std::{
     fs,
@@ -12,14 +12,14 @@ use crate::{binary, until_within};
 
 /// SPIFFE ID of the agent's node.
 const NODE: &str = "spiffe://cluster.local/node";
-/// SPIFFE ID of the process that may request the identities of others.
+/// SPIFFE ID of the delegate, which may request the SVIDs of other processes.
 const DELEGATE: &str = "spiffe://cluster.local/ns/istio-system/sa/ztunnel";
-/// Selectors of the test's own process.
+/// Selectors that match the test's own process.
 const SELF: &[&str] = &["unix:uid:0"];
-/// Timeout of a start.
+/// Timeout until the server or agent is ready.
 const START: Duration = Duration::from_secs(60);
 
-/// Server of trust domain `cluster.local` and an agent; both stop when dropped.
+/// SPIRE server of trust domain `cluster.local` and SPIRE agent; both stop when dropped.
 #[derive(Debug)]
 pub struct Spire {
     directory: tempfile::TempDir,
@@ -28,7 +28,7 @@ pub struct Spire {
 }
 
 impl Spire {
-    /// Starts both, with X.509-SVIDs of this lifetime. The test's process is the agent's delegate.
+    /// Starts server and agent; X.509-SVIDs have the lifetime `ttl`. The test's process is the agent's delegate.
     pub fn start(ttl: Duration) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let port = free_port();
@@ -96,7 +96,7 @@ plugins {{
         spire
     }
 
-    /// Starts an agent with a new join token.
+    /// Starts an agent, with a new join token of the server.
     pub fn start_agent(&mut self) {
         let token = self.run(&["token", "generate", "-spiffeID", NODE]);
         let token = token.trim().trim_start_matches("Token: ").to_owned();
@@ -133,7 +133,7 @@ plugins {{
         self.register(id, SELF, &[]);
     }
 
-    /// Accepts a bundle (PEM) of another trust domain, such as `spiffe://west`.
+    /// Adds the trust bundle (PEM) of another trust domain, such as `spiffe://west`.
     pub fn accept_bundle(&self, id: &str, pem: &str) {
         let path = self.path("bundle.pem");
         fs::write(&path, pem).expect("a bundle");
@@ -141,17 +141,17 @@ plugins {{
         self.run(&["bundle", "set", "-id", id, "-path", &path]);
     }
 
-    /// Withdraws the bundle of another trust domain, and the entries' federation with it.
+    /// Deletes the trust bundle of another trust domain, and the entries' federation with it.
     pub fn withdraw_bundle(&self, id: &str) {
         self.run(&["bundle", "delete", "-id", id, "-mode", "dissociate"]);
     }
 
-    /// Returns the socket of the Workload API, as a setting.
+    /// Returns the Workload API's socket, in the form of a program's setting.
     pub fn workload_socket(&self) -> String {
         format!("unix://{}", self.path("public/workload.sock").display())
     }
 
-    /// Returns the socket of the Delegated Identity API, as a setting.
+    /// Returns the Delegated Identity API's socket, in the form of a program's setting.
     pub fn admin_socket(&self) -> String {
         format!("unix://{}", self.path("private/admin.sock").display())
     }
@@ -165,7 +165,7 @@ plugins {{
             .unwrap_or_else(|error| panic!("spire server {arguments:?}: {error}"))
     }
 
-    /// Runs a command of the server.
+    /// Runs `spire-server` with these arguments.
     fn command(&self, arguments: &[&str]) -> Result<String, String> {
         let mut command = Command::new(binary("spire"));
         let output = command

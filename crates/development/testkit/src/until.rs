@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Timeout of a condition, much longer than usual even on a busy machine.
+/// Timeout of a condition, much longer than needed even on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(20);
 /// Maximum pause between two checks.
 const MAX_POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -16,7 +16,7 @@ pub fn until(
     until_some(what, move || condition().then_some(()))
 }
 
-/// Waits like [`until`] for a condition that yields a value.
+/// Waits like [`until`], for a condition that returns a value.
 #[track_caller]
 pub fn until_some<T>(
     what: &str,
@@ -56,13 +56,13 @@ pub async fn pass(duration: Duration) {
     );
 }
 
-/// Waits like [`until`] in tests without a runtime.
+/// Waits like [`until`], in tests without an async runtime.
 #[track_caller]
 pub fn until_blocking(what: &str, condition: impl FnMut() -> bool) {
     until_within(DEADLINE, what, condition);
 }
 
-/// Waits like [`until_blocking`] with another deadline.
+/// Waits like [`until_blocking`], with this timeout.
 #[track_caller]
 pub fn until_within(timeout: Duration, what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + timeout;

@@ -1,4 +1,4 @@
-//! Paths of cargo's build results that tests run.
+//! Paths of cargo's build artefacts that tests use.
 
 use std::path::{Path, PathBuf};
 

@@ -355,7 +355,7 @@ impl From<Normalization> for PathNormalization {
 }
 
 impl Args {
-    /// Returns the name of the control plane's Service.
+    /// Returns the name of the Service of this revision's control plane.
     pub fn service(&self) -> String {
         format!("istiod{}", revisions::suffix(&self.revision))
     }
@@ -365,7 +365,7 @@ impl Args {
         self.namespace.as_deref().unwrap_or(&self.root_namespace)
     }
 
-    /// Returns the rules of which pods belong to the mesh.
+    /// Returns the rules that decide which pods belong to the mesh.
     ///
     /// # Errors
     ///

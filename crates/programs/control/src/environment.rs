@@ -1,4 +1,4 @@
-//! Environment of the control plane: a cluster, or directories of files.
+//! Environment of the control plane: a Kubernetes cluster, or directories of manifests.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -15,36 +15,36 @@ use tokio::sync::watch;
 
 use crate::{args::Args, kubernetes::Informers, metrics::Metrics, source::Source};
 
-/// Name of the lease of a revision's leader; that of other revisions than the default one has the
-/// revision as suffix.
+/// Name of the Lease by which a revision's leader is elected; for other revisions than the default one, the revision is
+/// appended.
 const LEASE: &str = "ambit-control-leader";
-/// Name of the lease of the mesh's leader, which writes objects that all revisions share. Only
-/// leaders of revisions are candidates.
+/// Name of the Lease by which the mesh's leader is elected, which writes objects that all revisions share. Only leaders
+/// of revisions are candidates.
 const MESH_LEASE: &str = "ambit-mesh-leader";
 /// First and longest backoff while the Kubernetes API cannot be reached at the start.
 const API_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
-/// Shared environment of the control plane's parts.
+/// Environment that the control plane's parts share.
 #[derive(Debug)]
 pub struct Environment {
     /// Source of objects.
     pub source: Source,
-    /// Publisher of the authority that signs.
+    /// Publisher of the CA that currently signs.
     pub publisher: TrustPublisher,
-    /// Verifier of tokens.
+    /// Verifier of callers' tokens.
     pub authenticator: Arc<dyn Authenticator>,
     /// Kubernetes cluster, if there is one.
     pub cluster: Option<Cluster>,
 }
 
-/// Cluster that this replica works in.
+/// Kubernetes cluster in which this replica runs.
 #[derive(Clone)]
 pub struct Cluster {
     /// Client of the cluster's API.
     pub client: Client,
     /// Whether this replica is the leader of its revision.
     pub is_leader: watch::Receiver<bool>,
-    /// Whether this replica leads the whole mesh, and so writes objects that all revisions share.
+    /// Whether this replica is the leader of the whole mesh, and so writes objects that all revisions share.
     pub is_mesh_leader: watch::Receiver<bool>,
     /// Name of this replica.
     pub name: String,
@@ -158,8 +158,7 @@ impl Environment {
     }
 }
 
-/// Participates in the election among all revisions while this replica is the leader of its own;
-/// until the drain.
+/// Participates in the election of the mesh's leader while this replica is the leader of its revision; until the drain.
 async fn elect_for_mesh(
     api: Api<Lease>,
     identity: String,
@@ -188,7 +187,7 @@ async fn elect_for_mesh(
     drop(work);
 }
 
-/// Opens the plugged-in authority of a directory, and follows its files.
+/// Opens the CA in a directory, and follows its files.
 fn plugged_in(
     dir: Option<&Path>,
     material: &Material,
@@ -205,8 +204,8 @@ fn plugged_in(
     Ok(publisher)
 }
 
-/// Retries with backoff while the API server is unavailable, instead of exiting and being restarted
-/// with growing delays.
+/// Loads the CA from the Secret. Retries with backoff while the API server is unavailable, instead of exiting and being
+/// restarted with growing delays.
 async fn open_with_retries(secret: &CaSecret) -> Material {
     let mut backoff = Backoff::new(API_BACKOFF.0, API_BACKOFF.1, 0.2);
     loop {
@@ -221,7 +220,7 @@ async fn open_with_retries(secret: &CaSecret) -> Material {
     }
 }
 
-/// Returns the pod's name; outside of a cluster a unique name.
+/// Returns the pod's name; outside of a cluster, a unique name.
 fn replica_name(args: &Args) -> String {
     let made = || format!("ambit-control-{:016x}", rand::random::<u64>());
     args.name.clone().unwrap_or_else(made)

@@ -1,11 +1,10 @@
-//! Flow events for users who may not forward ports of the mesh's pods: `GET /flows`, through the
-//! API server's proxy of the control plane's Service.
+//! Flow events for users who may not forward ports of the mesh's pods: `GET /flows`, through the API server's proxy of
+//! the control plane's Service.
 //!
-//! A user's bearer token is in a header of its own, since the API server consumes `authorization`.
-//! The API server decides whose token it is and which namespaces' flow events the user may `get`;
-//! the proxies confine a user who may not read all of them to those
-//! ([`ambit_flow::Filter::confined`]). Any replica reads all proxies, and passes their lines on
-//! without parsing them.
+//! A user's bearer token is in a separate header, since the API server consumes `authorization`. The API server decides
+//! to whom the token belongs and of which namespaces the user may `get` flow events; for users who may not read all
+//! namespaces, proxies confine the events to these ([`ambit_flow::Filter::confined`]). Any replica reads the events of
+//! all proxies, and passes their lines on without parsing them.
 
 mod bandwidth;
 mod identity;
@@ -41,21 +40,20 @@ pub use users::{AccessError, Rights, Users};
 /// Rate limit of one source address: requests per second, and burst. All users' requests have the
 /// API server's address.
 const REQUEST_RATE: (u32, u32) = (10, 100);
-/// Timeout for a reader to accept a chunk.
+/// Timeout for a reader to accept a chunk of the response.
 const SEND_TIMEOUT: Duration = Duration::from_secs(20);
-/// Maximum chunks in flight to the reader.
+/// Maximum chunks that are buffered for a reader.
 const MAX_CHUNKS_IN_FLIGHT: usize = 2;
-/// Capacity of the queue of proxies' events for one reader; when it is full, the proxies wait, and
-/// sample.
+/// Capacity of the queue of proxies' events for one reader; when it is full, the proxies wait, and sample their events.
 const EVENT_QUEUE: usize = 64;
 
-/// Server of flow events.
+/// HTTP server of flow events for users.
 pub struct Flows {
     users: Users,
     proxies: MeshProxies,
     readers: Arc<Readers>,
     requests: Rates<std::net::IpAddr>,
-    /// Interval of authorizing an open stream again.
+    /// Interval at which the user of an open stream is authorized again.
     check_again: Duration,
     drain: DrainWatcher,
 }
@@ -67,8 +65,8 @@ impl std::fmt::Debug for Flows {
 }
 
 impl Flows {
-    /// Creates a server of the events of `proxies` for users whom `users` authorizes, until the
-    /// drain starts. Open streams are authorized again every `check_again`.
+    /// Creates a server that serves events of `proxies` to users whom `users` authorizes, until the drain starts. Users
+    /// of open streams are authorized again every `check_again`.
     pub fn new(
         users: Users,
         proxies: MeshProxies,
@@ -85,7 +83,7 @@ impl Flows {
         }
     }
 
-    /// Responds to one request.
+    /// Responds to one request for flow events.
     pub async fn respond(self: Arc<Self>, request: Request) -> Response {
         match (request.uri().path(), request.method()) {
             (ambit_flow::PATH, &Method::GET) => self
@@ -131,7 +129,7 @@ impl Flows {
     }
 }
 
-/// Parses the filter of a request. The user's rights replace its confinement.
+/// Parses the filter of events in a request. Its confinement is overwritten by the user's rights.
 fn filter(request: &Request) -> Result<Filter, AccessError> {
     let parameters: Vec<_> = query_parameters(request.uri()).collect();
     let parameters = parameters
@@ -150,7 +148,7 @@ fn refuse(refused: &AccessError) -> Response {
     text(status, format!("{refused}\n"))
 }
 
-/// Event stream of one user.
+/// Response stream of flow events to one user.
 struct EventStream {
     flows: Arc<Flows>,
     filter: Filter,
@@ -198,7 +196,7 @@ impl EventStream {
         }
     }
 
-    /// Returns the proxies that the user may see.
+    /// Returns the proxies, restricted to names that the user may see.
     fn proxies(&self) -> MeshProxies {
         match self.filter.confined {
             true => self.flows.proxies.named_for(&self.filter.namespaces),
@@ -206,8 +204,8 @@ impl EventStream {
         }
     }
 
-    /// Returns an error if the user may no longer read. An unavailable API server interrupts no
-    /// stream.
+    /// Returns an error if the user may no longer read the requested events. While the API server is unavailable,
+    /// streams continue.
     async fn is_still_allowed(&self) -> Result<(), AccessError> {
         let namespaces = &self.filter.namespaces;
         match self.flows.users.rights(&self.token, namespaces).await {
@@ -230,7 +228,7 @@ impl EventStream {
     }
 }
 
-/// Formats received events as lines.
+/// Formats events received from a proxy as lines of the response.
 fn line(received: Received) -> Bytes {
     let state = match received {
         Received::Lines(lines) => return lines,

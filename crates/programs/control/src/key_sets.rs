@@ -1,6 +1,6 @@
-//! Key sets of token issuers, and SPIFFE trust bundles. The control plane fetches them, so that
-//! proxies need no connection to issuers, and all have the same keys at the same time. Objects name
-//! them (`ambit_derive`); [`schedule`] decides when a set is fetched, and [`fetch`] fetches it.
+//! Key sets of token issuers, and SPIFFE trust bundles. The control plane fetches them, so that proxies need no
+//! connection to issuers, and all have the same keys at the same time. Objects name them (`ambit_derive`); [`schedule`]
+//! decides when a key set is fetched, and [`fetch`] fetches it.
 
 mod bundle;
 mod callees;
@@ -23,10 +23,10 @@ use callees::{Callees, Inquiry};
 use fetch::Fetcher;
 use schedule::FetchSchedule;
 
-/// Capacity of the queue of fetched sets.
+/// Capacity of the queue of fetched key sets.
 const QUEUE_CAPACITY: usize = 64;
 
-/// Handle that sets the desired key sets.
+/// Handle of the task that fetches key sets, which sets the desired ones and receives the results.
 #[derive(Debug)]
 pub(crate) struct KeySets {
     desired: watch::Sender<BTreeSet<KeySource>>,
@@ -35,17 +35,18 @@ pub(crate) struct KeySets {
     guard: Guard,
 }
 
-/// Event of the key sets, for the follower of objects.
+/// Event of fetching key sets, for the task that owns the index.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// A key set was fetched, or the fetch failed.
     Answer(KeySource, KeyState),
-    /// A fetch needs to know whether it may call an address.
+    /// Request to decide whether a fetch may call an address.
     Inquiry(Inquiry),
 }
 
 impl KeySets {
-    /// Starts fetching until the drain. Sets are fetched again after `refresh`, from addresses that the guard allows.
+    /// Starts fetching the desired key sets until the drain. Each is fetched again after `refresh`, only from addresses
+    /// that the guard allows.
     pub(crate) fn start(refresh: Duration, guard: Guard, drain: DrainWatcher) -> Self {
         let (desired, wants) = watch::channel(BTreeSet::new());
         let (answer, answers) = mpsc::channel(QUEUE_CAPACITY);
@@ -61,12 +62,12 @@ impl KeySets {
         }
     }
 
-    /// Sets the addresses of the API server and of nodes, which must not be called.
+    /// Sets the addresses of the API server and of nodes, from which key sets may not be fetched.
     pub(crate) fn protect(&self, cluster: BTreeSet<IpAddr>) {
         self.guard.update(Vec::new(), cluster);
     }
 
-    /// Sets the desired key sets.
+    /// Sets the desired key sets, which replace earlier ones.
     pub(crate) fn set_desired(&self, sources: BTreeSet<KeySource>) {
         self.desired.send_if_modified(|known| {
             let differs = *known != sources;
@@ -75,7 +76,7 @@ impl KeySets {
         });
     }
 
-    /// Waits for the next event.
+    /// Waits for the next result or inquiry of a fetch.
     pub(crate) async fn next(&mut self) -> Event {
         tokio::select! {
             Some((source, state)) = self.answers.recv() => Event::Answer(source, state),

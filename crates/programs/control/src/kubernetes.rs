@@ -63,14 +63,14 @@ const MAX_BATCH: usize = 512;
 #[derive(Debug)]
 pub struct Informers {
     updates: mpsc::Receiver<Update>,
-    /// Kinds that are not listed yet.
+    /// Kinds whose initial list is not complete yet.
     waiting: BTreeSet<Kind>,
-    /// Reasons why definitions cannot be followed.
+    /// Reasons why CRDs cannot be followed, by kind.
     definitions: BTreeMap<Kind, String>,
 }
 
 impl Informers {
-    /// Starts the watches, of Secrets only if `secrets`; they end with the drain.
+    /// Starts the watches (of Secrets only if `secrets`), which end with the drain.
     pub fn start(client: &Client, secrets: bool, drain: &DrainWatcher) -> Self {
         let (sender, updates) = mpsc::channel(QUEUE_CAPACITY);
         let mut start = Start {
@@ -120,13 +120,13 @@ impl Informers {
     }
 }
 
-/// Starts the watch of each kind.
+/// Visitor of kinds, which starts the watch of each.
 struct Start {
     client: Client,
-    /// Whether the service account may read Secrets.
+    /// Whether to watch Secrets.
     secrets: bool,
     updates: Updates,
-    /// Changes of [`definitions`].
+    /// Counter of changes of CRDs, see [`definitions`].
     definitions: signal::Receiver<u64>,
     waiting: BTreeSet<Kind>,
 }

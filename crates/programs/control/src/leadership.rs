@@ -1,12 +1,12 @@
-//! Tasks that only the leader, the replica that holds the lease, runs.
+//! Tasks that run only on the leader, the replica that holds the Lease.
 
 use std::future::Future;
 
 use ambit_rt::DrainWatcher;
 use tokio::sync::watch;
 
-/// Runs `work` from the start whenever this replica becomes the leader, and cancels it when it
-/// loses the lease. Ends with the drain, or when `work` returns.
+/// Runs `work` from the start whenever this replica becomes the leader, and cancels it when this replica loses the
+/// Lease. Ends with the drain, or when `work` returns.
 pub(crate) async fn run_while_leader<Work: Future<Output = ()>>(
     mut is_leader: watch::Receiver<bool>,
     mut drain: DrainWatcher,

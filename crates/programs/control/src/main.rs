@@ -1,4 +1,4 @@
-//! Entry point of the control plane.
+//! Entry point of `ambit-control`, the control plane.
 #![forbid(unsafe_code)]
 
 use clap::Parser;

@@ -1,7 +1,7 @@
-//! Moves changes from the source of objects to the store of the xDS server.
+//! Moves changes from the source of objects to the xDS server's store.
 //!
-//! One task owns the index. Pods reach the pod directory at once (a certificate may be requested in
-//! the same moment); publication is debounced, so that a burst becomes one push.
+//! One task owns the index. Pods reach the pod directory at once (a certificate may be requested in the same moment);
+//! publication is debounced, so that a burst becomes one push.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,34 +28,32 @@ use crate::{
 
 /// Time without changes after which records are published.
 const DEBOUNCE: Duration = Duration::from_millis(10);
-/// Maximum delay of a publication.
+/// Maximum delay between a change of an object and the publication of its records.
 const MAX_DELAY: Duration = Duration::from_millis(100);
 /// Capacity of the queue of inquiries to the index.
 const INQUIRY_QUEUE: usize = 4;
 
-/// Handle of the mesh for other parts of the process.
+/// Handle of the mesh's objects and records for other parts of the process.
 #[derive(Clone, Debug)]
 pub struct Mesh {
     /// Store of published records.
     pub store: Arc<RwLock<Store>>,
-    /// Pods of the mesh.
+    /// Pods with their nodes and service accounts.
     pub pods: Arc<RwLock<PodDirectory>>,
-    /// Problems of single objects; [`Mesh::survey`] also has those of their combination.
+    /// Problems of single objects; [`Mesh::survey`] also returns problems of their combination.
     pub problems: Arc<RwLock<Problems>>,
     inquiries: mpsc::Sender<Inquiry>,
-    /// Counts publications; 0 until the first.
+    /// Number of publications of records; 0 before the first.
     pub published: watch::Receiver<u64>,
     /// Counter of changes of `pods` and waypoints; 0 until the initial objects were processed.
     pub followed: watch::Receiver<u64>,
-    /// Label selectors of the namespaces that belong to the mesh; `None` until the initial objects
-    /// are known.
+    /// Discovery selectors of the mesh's namespaces; `None` until the initial objects are known.
     pub discovery: watch::Receiver<Option<Vec<LabelSelector>>>,
-    /// Trust domains that are accepted besides the mesh's own one; `None` until the initial objects
-    /// are known.
+    /// Trust domains that are accepted besides the mesh's own; `None` until the initial objects are known.
     pub trust_domains: watch::Receiver<Option<AcceptedTrustDomains>>,
 }
 
-/// Request to the task that owns the index, with the sender of the response.
+/// Request to the task that owns the index, with the channel for the response.
 #[derive(Debug)]
 enum Inquiry {
     /// Request for [`Index::survey`].
@@ -69,14 +67,14 @@ enum Inquiry {
 pub struct Problems {
     /// Documents that cannot be parsed, with file and line.
     pub manifests: Vec<String>,
-    /// Kinds whose CRD in the cluster cannot be followed, or not fully.
+    /// Reasons why kinds cannot be followed, or not fully, because of their CRD.
     pub definitions: Vec<String>,
-    /// Objects that cannot be used, or not fully.
+    /// Errors in objects that have no effect, or only a partial one.
     pub objects: Vec<Problem>,
 }
 
 impl Mesh {
-    /// Returns the problems of all objects, of single ones and of their combination.
+    /// Returns the problems of all objects, by themselves and in combination.
     pub async fn survey(&self) -> Problems {
         let mut problems = self.problems.read().clone();
         // When objects are no longer followed, the last known problems remain.
@@ -98,7 +96,7 @@ impl Mesh {
     }
 }
 
-/// Starts following objects; ends with the drain. Sends reports on objects to `reports`, if set.
+/// Starts following objects until the drain. Sends status reports about objects to `reports`, if set.
 pub(crate) fn start(
     source: Source,
     config: MeshConfig,
@@ -270,7 +268,7 @@ impl Follower {
         );
     }
 
-    /// Reports problems and derived conditions that changed because of other objects.
+    /// Reports problems and derived conditions of objects that changed because of other objects.
     fn report_conflicts(&mut self) {
         for key in self.index.take_changed_conflicts() {
             if let Some(reports) = &self.reports {
@@ -325,7 +323,7 @@ impl Follower {
     }
 }
 
-/// Returns the report on an object of a kind with status.
+/// Returns the status report about a changed object; `None` if its kind has no status.
 fn report(index: &Index, event: &ObjectEvent) -> Option<Report> {
     let (key, facts) = match event {
         ObjectEvent::Applied { object, .. } => {

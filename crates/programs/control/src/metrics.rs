@@ -23,7 +23,7 @@ struct Severity {
     severity: &'static str,
 }
 
-/// Metrics of the control plane with their registry.
+/// Metrics of the control plane, with the registry that they are exported from.
 pub struct Metrics {
     registry: Mutex<Registry>,
     /// Metrics of xDS.
@@ -33,9 +33,9 @@ pub struct Metrics {
     events: PlainCounter,
     changed: PlainCounter,
     convergence: Histogram,
-    /// Metrics of the certificate authority.
+    /// Metrics of the CA.
     pub ca: CaMetrics,
-    /// Metrics of callers.
+    /// Metrics of callers' authentication.
     pub callers: CallerMetrics,
 }
 
@@ -101,7 +101,7 @@ impl Metrics {
         ambit_rt::metrics::register_build(registry, "pilot", env!("CARGO_PKG_VERSION"));
     }
 
-    /// Registers the metrics of exports, if there are any.
+    /// Registers the metrics of the OpenTelemetry export, if there is one.
     pub fn register_exporter(&self, exporter: &ambit_otlp_export::Exporter) {
         exporter.register(&mut self.registry.lock());
     }
@@ -115,7 +115,7 @@ impl Metrics {
         ambit_rt::metrics::exposition(&self.registry.lock())
     }
 
-    /// Serves a scrape.
+    /// Responds to a Prometheus scrape.
     pub fn respond(&self, request: &ambit_rt::http::Request) -> ambit_rt::http::Response {
         ambit_rt::metrics::serve_metrics(&self.registry.lock(), request)
     }

@@ -1,8 +1,8 @@
 //! HTTP server of `/metrics`, `/ready` and `/debug/…`.
 //!
-//! Pages under `/debug/` contain every record and policy of the mesh, so that only requests from
-//! this pod itself are answered: those of `kubectl port-forward` and `ambit`. One page at a time is
-//! built, on a separate thread, from a snapshot of the store.
+//! Pages under `/debug/` contain every record and policy of the mesh, so that only requests from this pod itself are
+//! answered, such as those through `kubectl port-forward` and from `ambit`. One page at a time is built, on a separate
+//! thread, from a snapshot of the store.
 
 mod clients;
 mod config;
@@ -35,10 +35,10 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Permits to build a debug page: one of a large mesh takes much memory.
+/// Permit to build a debug page; only one, since a page of a large mesh takes much memory.
 static PAGES: Semaphore = Semaphore::const_new(1);
 
-/// State that the responses are built from.
+/// State from which monitoring responses are built.
 #[derive(Clone, Debug)]
 pub struct Monitoring {
     /// Records and problems of the mesh.
@@ -56,7 +56,7 @@ pub struct Monitoring {
 }
 
 impl Monitoring {
-    /// Responds to one request.
+    /// Responds to one monitoring request.
     pub async fn respond(&self, request: &Request) -> Response {
         // istioctl requests `//version`.
         let path = request.uri().path().trim_start_matches('/');
@@ -128,7 +128,7 @@ impl Monitoring {
 }
 
 impl Monitoring {
-    /// Returns all problems, of objects and of connected proxies.
+    /// Returns all problems, of objects and of connected waypoints.
     async fn problems(&self) -> Problems {
         let mut problems = self.mesh.survey().await;
         let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
@@ -138,16 +138,16 @@ impl Monitoring {
     }
 }
 
-/// Permit to build a debug page. Pages that collect much data acquire it first.
+/// Permit to build a debug page, which pages with much data acquire before they collect the data.
 type PagePermit = Result<SemaphorePermit<'static>, AcquireError>;
 
-/// Waits for a permit and builds a debug page on a separate thread.
+/// Waits for a permit, and builds a debug page by `make` on a separate thread.
 async fn page<T: Serialize>(make: impl FnOnce() -> T + Send + 'static) -> Response {
     // The semaphore is never closed. The page is built even if the client disconnects.
     page_with_permit(PAGES.acquire().await, make).await
 }
 
-/// Builds a debug page on a separate thread, with a permit.
+/// Builds a debug page by `make` on a separate thread, with a permit.
 async fn page_with_permit<T: Serialize>(
     turn: PagePermit,
     make: impl FnOnce() -> T + Send + 'static,
@@ -161,7 +161,7 @@ async fn page_with_permit<T: Serialize>(
         .unwrap_or_else(|_| text(500, "the page cannot be made\n"))
 }
 
-/// Snapshot of encoded records.
+/// Snapshot of the encoded records for node proxies.
 struct Records {
     revision: u64,
     addresses: Vec<Arc<Entry>>,
@@ -179,7 +179,7 @@ impl Records {
         }
     }
 
-    /// Decodes every record as node proxies do, in the format of their `/config_dump`.
+    /// Decodes every record as node proxies do, in the JSON format of their `/config_dump`.
     fn decode(&self) -> Value {
         let (mut workloads, mut services, mut policies) = (Vec::new(), Vec::new(), Vec::new());
         for entry in &self.addresses {
@@ -211,7 +211,7 @@ impl Records {
     }
 }
 
-/// Snapshot of waypoints' encoded records.
+/// Snapshot of the encoded records for waypoints.
 struct WaypointRecords {
     revision: u64,
     entries: Vec<(WaypointRecordType, Arc<Entry>)>,
@@ -232,7 +232,7 @@ impl WaypointRecords {
         }
     }
 
-    /// Decodes every record as its waypoint does, without secrets, by Gateway and section.
+    /// Decodes every record as its waypoint does, without secrets; grouped by Gateway and section.
     fn decode(&self) -> Value {
         let mut waypoints = BTreeMap::<_, BTreeMap<_, BTreeMap<_, Value>>>::new();
         for (of, entry) in &self.entries {

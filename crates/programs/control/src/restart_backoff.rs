@@ -1,11 +1,10 @@
-//! Replaces pods of agents and node proxies in kubelet's restart back-off after their processes
-//! were killed. Only the leader replaces.
+//! Replaces pods of agents and node proxies in kubelet's restart back-off after their processes were killed. Only the
+//! leader does so.
 //!
-//! The kubelet doubles the delay of each restart of a container, up to five minutes, whatever ended
-//! it. The delay belongs to the pod, so that its DaemonSet's next pod starts at once. A pod is
-//! replaced only if none of its containers runs: as long as one does, the node is served. A process
-//! that exits by itself, or that exceeds its memory limit, would do so again; such a pod keeps its
-//! delay.
+//! The kubelet doubles the delay of each restart of a container, up to five minutes, whatever ended it. The delay
+//! belongs to the pod, so that its DaemonSet's next pod starts at once. A pod is replaced only if none of its
+//! containers runs: as long as one does, the node is served. A process that exits by itself, or that exceeds its memory
+//! limit, would do so again; such a pod keeps its delay.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -18,15 +17,15 @@ use kube::{
 };
 use tokio::time::Instant;
 
-/// Values of the label `app` of the pods of agents and node proxies.
+/// Values of the label `app` on pods of agents and node proxies.
 const APP_LABELS: [&str; 2] = ["ambit-agent", "ztunnel"];
 /// First and longest delay between two replacements on one node.
 const REPLACEMENT_DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 /// Time without a replacement after which a node's delay is reset.
 const QUIET_TIME: Duration = Duration::from_secs(120);
-/// Termination grace period of a replaced pod, in seconds. None of its containers runs.
+/// Termination grace period of a replaced pod, in seconds. Short, since none of its containers runs.
 const GRACE_SECONDS: u32 = 1;
-/// Exit code of a container whose process 1 got SIGKILL.
+/// Exit code of a container whose main process was killed by SIGKILL.
 const SIGKILL_EXIT_CODE: i32 = 137;
 
 /// Pod without a running container, whose killed containers are in restart back-off.
@@ -45,7 +44,7 @@ struct NodeBackoff {
     next: Instant,
 }
 
-/// Pods in restart back-off, and the rate limits by node. Pure.
+/// Pods in restart back-off, and rate limits by node. Does no IO.
 #[derive(Debug, Default)]
 struct Replacements {
     in_back_off: BTreeMap<ObjectId, BackOffPod>,
@@ -61,7 +60,8 @@ impl Replacements {
         }
     }
 
-    /// Returns the pods to replace now. Each is returned once; after a failed deletion, its next event adds it again.
+    /// Returns the pods to replace now. Each is returned once; if its deletion fails, its next watch event adds it
+    /// again.
     fn due(&mut self, now: Instant) -> Vec<(ObjectId, BackOffPod)> {
         let pace = &mut self.pace;
         pace.retain(|_, pace| now < pace.last + QUIET_TIME || now < pace.next);
@@ -88,7 +88,7 @@ impl Replacements {
         due
     }
 
-    /// Returns when the next pod may be replaced.
+    /// Returns the time at which the next pod may be replaced.
     fn next(&self) -> Option<Instant> {
         let pods = self.in_back_off.values();
         pods.filter_map(|pod| Some(self.pace.get(&pod.node)?.next))
@@ -96,8 +96,8 @@ impl Replacements {
     }
 }
 
-/// Returns node and version of a pod of an agent or node proxy, if none of its containers runs and
-/// those in back-off were killed.
+/// Returns node and version of a pod of an agent or node proxy, if none of its containers runs and all containers in
+/// back-off were killed.
 fn in_back_off(pod: &Pod) -> Option<BackOffPod> {
     let app = pod.metadata.labels.as_ref()?.get("app")?;
     if !APP_LABELS.contains(&app.as_str()) || pod.metadata.deletion_timestamp.is_some() {
@@ -135,8 +135,7 @@ fn was_killed(container: &ContainerStatus) -> bool {
     })
 }
 
-/// Replaces pods in `namespace` that are in restart back-off; runs while this replica is the
-/// leader.
+/// Replaces pods in `namespace` that are in restart back-off; never returns.
 pub(crate) async fn run(client: Client, namespace: String) {
     let pods = Api::<Pod>::namespaced(client, &namespace);
     let config = objects::config().labels("app");

@@ -47,7 +47,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of the last export of metrics and logs when the process ends.
 const LAST_EXPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Runs until SIGTERM or SIGINT.
+/// Runs the control plane until SIGTERM or SIGINT.
 pub fn main(args: Args) -> anyhow::Result<()> {
     let env = Env::from_process();
     let exporter = Exporter::from_env(&env, "ambit-control")?;
@@ -65,7 +65,7 @@ pub fn main(args: Args) -> anyhow::Result<()> {
     })
 }
 
-/// Runs until `shutdown`.
+/// Runs the control plane until `shutdown`.
 pub async fn run(args: Args, exporter: Exporter, mut shutdown: Shutdown) -> anyhow::Result<()> {
     ambit_rt::limits::raise_open_files();
     let running = start(&args).await?;
@@ -79,7 +79,7 @@ pub async fn run(args: Args, exporter: Exporter, mut shutdown: Shutdown) -> anyh
     Ok(())
 }
 
-/// Running control plane.
+/// Running control plane with the addresses of its ports.
 #[derive(Debug)]
 pub struct Running {
     /// Address of xDS and the CSR API.
@@ -93,13 +93,13 @@ pub struct Running {
 }
 
 impl Running {
-    /// Ends streams and connections, releases the leases, and waits a few seconds for both.
+    /// Ends streams and connections, releases the Leases, and waits a few seconds for both.
     pub async fn stop(self) {
         self.drain.finish(DrainMode::graceful(DRAIN_TIMEOUT)).await;
     }
 }
 
-/// Starts all parts.
+/// Starts all parts of the control plane.
 pub async fn start(args: &Args) -> anyhow::Result<Running> {
     let (drain, watcher) = drain::channel();
     let metrics = Arc::new(Metrics::default());
@@ -190,7 +190,7 @@ pub async fn start(args: &Args) -> anyhow::Result<Running> {
     })
 }
 
-/// Serves xDS and certificates.
+/// Serves xDS and the CSR API over gRPC.
 async fn serve_grpc(
     address: SocketAddr,
     serving: Serving,
@@ -216,7 +216,7 @@ async fn serve_grpc(
     Ok(address)
 }
 
-/// Creates the xDS server, and the list of its open streams.
+/// Creates the xDS server, and the table of its open streams.
 fn discovery(
     args: &Args,
     mesh: &Mesh,
@@ -251,7 +251,7 @@ fn trusted_nodes(args: &Args) -> anyhow::Result<Accounts> {
         .context("--trusted-node-accounts")
 }
 
-/// Returns the proxies whose flow events users may read.
+/// Returns the proxies of the mesh whose flow events users may read.
 fn mesh_proxies(args: &Args, mesh: &Mesh, access: &Arc<Access>, own: OwnIdentity) -> MeshProxies {
     MeshProxies {
         pods: Arc::clone(&mesh.pods),
@@ -274,7 +274,7 @@ fn user_flows(
     Some(Flows::new(users, proxies, check_again, drain.clone()))
 }
 
-/// Serves flow events, if an address is configured.
+/// Serves flow events to users, if an address is configured.
 async fn serve_flows(
     address: Option<SocketAddr>,
     flows: Option<Flows>,
@@ -344,7 +344,7 @@ fn start_leader_tasks(
     Ok(())
 }
 
-/// Returns the settings of waypoints, completed by those of this control plane.
+/// Parses the settings of waypoints, and adds the values that this control plane determines.
 fn waypoint_settings(text: &str, args: &Args) -> anyhow::Result<Settings> {
     let settings: Settings = serde_json::from_str(text).context("--waypoints")?;
     Ok(Settings {
@@ -361,7 +361,7 @@ fn waypoint_settings(text: &str, args: &Args) -> anyhow::Result<Settings> {
     })
 }
 
-/// Writes the roots to a file for clients, at the start and whenever they change.
+/// Writes the root certificates to a file for clients, at the start and whenever they change.
 fn keep_root_written(
     path: &Path,
     publisher: &TrustPublisher,
@@ -391,7 +391,7 @@ fn keep_root_written(
     Ok(())
 }
 
-/// Publishes the trust domains that are accepted besides the mesh's own one.
+/// Publishes the trust domains that are accepted besides the mesh's own.
 fn publish_trust_domains(
     args: &Args,
     cluster: Option<&Cluster>,
@@ -417,7 +417,7 @@ fn publish_trust_domains(
     published
 }
 
-/// Returns the readiness: ready once the initial objects are published.
+/// Returns the readiness of the process: ready once the initial objects' records are published.
 fn readiness(mesh: &Mesh) -> Readiness {
     let readiness = Readiness::new();
     let objects = readiness.pending("objects of the mesh");

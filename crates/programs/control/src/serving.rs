@@ -1,5 +1,4 @@
-//! Serving certificate of the control plane: issued by its own authority, renewed at half its
-//! lifetime.
+//! Serving certificate of the control plane, which its own CA issues, and which is renewed at half its lifetime.
 
 use std::{
     sync::Arc,
@@ -16,27 +15,26 @@ use tokio::sync::watch;
 
 /// Lifetime of a serving certificate.
 const CERTIFICATE_TTL: Duration = Duration::from_secs(24 * 3600);
-/// Retry delay after a failure.
+/// Delay of a retry after a certificate could not be issued.
 const RETRY_DELAY: Duration = Duration::from_secs(30);
 
-/// Error of creating a serving certificate.
+/// Reason why no serving certificate could be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ServingError {
-    /// Refusal by the certificate authority.
+    /// The CA refuses to issue the certificate.
     #[error("cannot issue the serving certificate")]
     Issue(#[from] IssueError),
-    /// Certificate that TLS rejects.
+    /// The TLS library rejects the certificate.
     #[error("cannot use the serving certificate")]
     Tls(#[from] rustls::Error),
 }
 
-/// Current TLS configuration of the server.
+/// Current TLS configuration with the serving certificate.
 #[derive(Clone, Debug)]
 pub struct Serving(Arc<RwLock<Arc<ServerConfig>>>);
 
 impl Serving {
-    /// Issues the first certificate for `names` and renews it until the drain, and at once when the
-    /// authority changes.
+    /// Issues the first certificate for `names`. Renews it until the drain, and at once when the CA changes.
     pub fn start(
         mut trust: watch::Receiver<Arc<Trust>>,
         names: Vec<String>,
@@ -79,12 +77,12 @@ impl Serving {
         Ok(serving)
     }
 
-    /// Returns the configuration for the next gRPC connection.
+    /// Returns the TLS configuration for the next gRPC connection.
     pub fn config(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.0.read())
     }
 
-    /// Returns the configuration for the next HTTP/1.1 connection.
+    /// Returns the TLS configuration for the next HTTP/1.1 connection.
     pub fn http1_config(&self) -> Arc<ServerConfig> {
         let mut config = ServerConfig::clone(&self.0.read());
         config.alpn_protocols = vec![b"http/1.1".to_vec()];

@@ -1,15 +1,15 @@
-//! Sources of objects: directories of manifests, or the Kubernetes API, with a common interface.
+//! Sources of Kubernetes objects with a common interface: directories of manifests, or the API server.
 
 use ambit_manifests::ManifestDirs;
 
 use crate::{change::Change, kubernetes::Informers};
 
-/// A source of objects.
+/// Source of Kubernetes objects.
 #[derive(Debug)]
 pub enum Source {
-    /// Files in directories.
+    /// Directories of manifests.
     Manifests(ManifestDirs),
-    /// The API server.
+    /// Watches of the API server.
     Kubernetes(Informers),
 }
 

@@ -18,23 +18,23 @@ use kube::{
 use serde_json::json;
 use tokio::time::Instant;
 
-/// Label selectors of the pods that a node needs, ready.
+/// Label selectors of the pods that must be ready on a node before its taint is removed.
 const REQUIRED_PODS: [&str; 2] = ["k8s-app=istio-cni-node", "app=ztunnel"];
 /// First and longest backoff after a write that failed.
 const WRITE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// Node with the taint: its version, and its other taints.
+/// Node with the startup taint: its version, and its other taints.
 #[derive(Clone, Debug, PartialEq)]
 struct Tainted {
     version: String,
     others: Vec<Taint>,
 }
 
-/// Nodes with the taint, and ready pods. Pure.
+/// Nodes with the startup taint, and ready pods. Does no IO.
 #[derive(Debug, Default)]
 struct TaintTable {
     tainted: BTreeMap<Box<str>, Tainted>,
-    /// Ready pods and their nodes, for each of [`REQUIRED_PODS`].
+    /// Nodes of ready pods, for each of [`REQUIRED_PODS`].
     ready: [BTreeMap<ObjectId, String>; 2],
 }
 
@@ -58,7 +58,7 @@ impl TaintTable {
         }
     }
 
-    /// Returns the nodes whose taint is to be removed.
+    /// Returns the nodes whose startup taint is to be removed now.
     fn due(&self) -> Vec<(Box<str>, Tainted)> {
         let [agents, proxies] = self
             .ready
@@ -82,7 +82,7 @@ fn ready_on(pod: &Pod) -> Option<String> {
     (is_ready && stays).then_some(node)
 }
 
-/// Returns a node's taint of that key.
+/// Returns the node's version and other taints, if it has a taint with this key.
 fn tainted(node: &Node, key: &str) -> Option<Tainted> {
     let taints = node.spec.as_ref()?.taints.as_deref()?;
     let others: Vec<_> = taints
@@ -96,7 +96,7 @@ fn tainted(node: &Node, key: &str) -> Option<Tainted> {
     })
 }
 
-/// Removes the taint `key` from nodes whose agent and proxy, in `namespace`, are ready.
+/// Removes the taint `key` from nodes whose agent and node proxy, in `namespace`, are ready.
 pub(crate) async fn remove_taints(client: Client, namespace: String, key: String) {
     let nodes = Api::<Node>::all(client.clone());
     let pods = |labels: &str| {

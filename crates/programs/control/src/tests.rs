@@ -1,3 +1,3 @@
-//! Tests of parts of the program within one process; those over its ports are in `tests/`.
+//! Tests of parts of the program within one process; tests over its ports are in `tests/`.
 
 mod vectors;

@@ -1,4 +1,4 @@
-//! Tests of flow events for users: rights, with an API server in memory and a scripted proxy.
+//! Tests of flow events for users: their access, with an API server in memory and a scripted proxy.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -44,7 +44,7 @@ const ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews
 /// Address of the scripted node proxy's pod.
 const PROXY: &str = "127.77.0.9";
 
-/// Readable namespaces by user: `*` is all of them.
+/// Namespaces whose flow events a user may read, as pairs of user and namespace; `*` is all namespaces.
 type Rights = Arc<Mutex<BTreeSet<(&'static str, &'static str)>>>;
 
 struct Mesh {
@@ -103,7 +103,7 @@ impl Mesh {
         }
     }
 
-    /// Returns a certificate of the mesh's own authority.
+    /// Issues a certificate of the mesh's own CA for a service account.
     async fn certificate(&self, account: &str) -> WorkloadCert {
         let secret = || self.server.get(SECRETS, "istio-system", "istio-ca-secret");
         let secret = until_some("the authority", secret).await;
@@ -161,7 +161,7 @@ impl Mesh {
     }
 }
 
-/// Reviews tokens, which are the users' names; rejects all others.
+/// Makes the API server review tokens, which are the users' names; others are rejected.
 fn review(server: &ApiServer, rights: &Rights) {
     server.answer_posts(TOKEN_REVIEWS, |review| {
         let token = review["spec"]["token"].as_str().unwrap();
@@ -199,7 +199,7 @@ fn answer(review: &Value, status: &Value) -> Value {
         "spec": review["spec"], "status": status})
 }
 
-/// Starts a proxy that sends each received request line to the test, and one event to the reader.
+/// Starts a scripted proxy that sends each received request line to the test, and one event to the reader.
 async fn proxy(certificate: WorkloadCert) -> mpsc::UnboundedReceiver<String> {
     let listener = TcpListener::bind((PROXY, 15022)).await.unwrap();
     let (sender, receiver) = mpsc::unbounded_channel();
@@ -234,7 +234,7 @@ async fn proxy(certificate: WorkloadCert) -> mpsc::UnboundedReceiver<String> {
     receiver
 }
 
-/// Reads a stream's lines until one contains this text.
+/// Reads a response's lines until one contains this text.
 async fn lines_until(response: Response<Incoming>, text: &str) -> String {
     assert_eq!(response.status(), 200);
     let mut body = response.into_body();

@@ -127,7 +127,7 @@ impl Cluster {
         map["data"]["root-cert.pem"].as_str().map(str::to_owned)
     }
 
-    /// Returns the condition of a policy, as text.
+    /// Returns the status condition of a policy, as text.
     fn condition(&self, name: &str) -> Option<String> {
         let policy = self.server.get(POLICIES, "shop", name)?;
         let one = &policy["status"]["conditions"][0];
@@ -173,7 +173,7 @@ impl Replica {
         answer
     }
 
-    /// Returns the names of the records, sorted.
+    /// Returns the names of the published records, sorted.
     async fn records(&self) -> Vec<String> {
         let page = self.page("/debug/ambientz").await;
         let (_, body) = page.split_once("\r\n\r\n").unwrap();
@@ -234,7 +234,7 @@ impl Replica {
     }
 }
 
-/// Waits until reading the cluster returns a result.
+/// Repeats `look` until it returns a result; panics with `what` at a timeout.
 async fn shown<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let begin = std::time::Instant::now();
     loop {
@@ -385,7 +385,7 @@ fn token(signature: &str) -> String {
     )
 }
 
-/// Accepts `token("good")` as that of the node proxy, and nothing else.
+/// Makes the API server accept `token("good")` as the node proxy's, and nothing else.
 fn review_tokens(server: &ApiServer) {
     server.answer_posts(REVIEWS, |review| {
         let good = review["spec"]["token"] == token("good")
@@ -547,7 +547,7 @@ async fn never_valid_policy_denies_all_in_every_replica() {
     second.running.stop().await;
 }
 
-/// Counts the requests for the definition of policies.
+/// Returns the number of requests for the CRD of policies.
 fn looks(cluster: &Cluster) -> usize {
     let place = format!("{DEFINITIONS}/{DEFINITION}");
     let requests = cluster.server.requests().into_iter();
@@ -710,8 +710,8 @@ async fn startup_taint_is_removed_when_agent_and_proxy_are_ready() {
     second.running.stop().await;
 }
 
-/// Creates a pod of the mesh whose only container is in restart back-off, with the exit code of its
-/// last run.
+/// Creates a pod of an agent or node proxy whose only container is in restart back-off, with the exit code of its last
+/// run.
 fn held_back(cluster: &Cluster, name: &str, app: &str, exit_code: i32) {
     cluster.server.put(
         PODS,
@@ -862,7 +862,7 @@ fn put_one(cluster: &Cluster, (collection, kind, api): (&str, &str, &str), spec:
     );
 }
 
-/// Creates the CRDs that clusters need not have.
+/// Creates the CRDs that are optional in a cluster.
 fn define_kinds(cluster: &Cluster) {
     cluster.define("networking.istio.io", "destinationrules", "DestinationRule");
     cluster.define("networking.istio.io", "virtualservices", "VirtualService");
@@ -980,7 +980,7 @@ async fn chart_roles_grant_exactly_the_used_permissions() {
     assert_eq!((difference.refused, surplus), Default::default());
 }
 
-/// Checks that only labelled Secrets are read, and only if enabled.
+/// Checks that only labelled Secrets are read, and only if `--image-pull-secrets` enables it.
 #[tokio::test]
 async fn secrets_are_watched_by_label_if_configured() {
     let cluster = Cluster::with_gateways();
@@ -1038,7 +1038,7 @@ async fn secrets_are_watched_by_label_if_configured() {
     assert!(asked().iter().all(selects), "{:?}", asked());
 }
 
-/// Waits until a collection is watched: a listing alone is used before that.
+/// Waits until a collection is watched, which begins only after its initial list.
 async fn followed(cluster: &Cluster, collection: &str) {
     shown("it is followed", || {
         let requests = cluster.server.requests();
@@ -1049,8 +1049,8 @@ async fn followed(cluster: &Cluster, collection: &str) {
     .await;
 }
 
-/// Permissions that this scenario does not use: deletion of a revocation list or a kind, renewal of
-/// the root, repeated events, a Gateway's change of class, flow events (`flows.rs`).
+/// Permissions of the chart's roles that this scenario does not use: deletion of a CRL or a CRD, renewal of the root,
+/// repeated events, a Gateway's change of class, flow events (`flows.rs`).
 const UNUSED_PERMISSIONS: [&str; 10] = [
     "create authorization.k8s.io/subjectaccessreviews",
     "delete core/configmaps istio-ca-root-cert,istio-ca-crl,ambit-trust-domains",
@@ -1074,7 +1074,7 @@ const READ_ONLY_KINDS: [(&str, &str, &str); 2] = [
     ("networking.istio.io", "envoyfilters", "EnvoyFilter"),
 ];
 
-/// Collections of objects whose status has conditions of ours.
+/// Collections of objects whose status has conditions that the control plane writes.
 const WITH_CONDITIONS: &[&str] = &[
     SERVICES,
     ENTRIES,
@@ -1108,7 +1108,7 @@ const ACCOUNTS: &str = "/api/v1/serviceaccounts";
 const BUDGETS: &str = "/apis/policy/v1/poddisruptionbudgets";
 
 impl Cluster {
-    /// Starts a cluster with the Gateway API.
+    /// Starts a cluster with the CRDs of the Gateway API.
     fn with_gateways() -> Self {
         let cluster = Self::start();
         for plural in [
@@ -1161,7 +1161,7 @@ impl Cluster {
         );
     }
 
-    /// Creates a Gateway with overlays in the ConfigMap `own`, with an autoscaler.
+    /// Creates a Gateway whose overlays, in the ConfigMap `own`, request an autoscaler.
     fn scaled_gateway(&self, name: &str) {
         self.gateway(name);
         let mut gateway = self.server.get(GATEWAYS, "shop", name).unwrap();
@@ -1179,8 +1179,7 @@ impl Cluster {
         );
     }
 
-    /// Makes our field manager the owner of the label and of these fields of `spec` of an object of
-    /// `way`.
+    /// Makes our field manager the owner of the waypoint label and of these fields of `spec` of the object `way`.
     fn applied_by_us(&self, collection: &str, fields: Value) {
         let mut object = self.server.get(collection, "shop", "way").unwrap();
         object["metadata"]["managedFields"] = json!([{
@@ -1260,7 +1259,7 @@ async fn gateway_is_programmed_when_its_waypoint_is_ready() {
     assert_eq!(gateway["status"]["addresses"][0]["value"], "10.96.0.9");
 }
 
-/// Readiness of a waypoint is stored on its Gateway, where the next control plane reads it.
+/// Checks that a waypoint's readiness is stored on its Gateway, from which the next control plane reads it.
 #[tokio::test]
 async fn waypoint_readiness_survives_a_restart() {
     let cluster = Cluster::with_gateways();

@@ -108,7 +108,7 @@ impl Plane {
         Self { dir, key, running }
     }
 
-    /// Restarts the server with the same files.
+    /// Restarts the control plane with the same files.
     async fn restart(self) -> Self {
         let Self { dir, key, running } = self;
         running.stop().await;
@@ -883,7 +883,7 @@ async fn debug_pages_reject_foreign_host_names() {
     plane.running.stop().await;
 }
 
-/// Records that our own client hands to its node proxy, as texts.
+/// Records that Ambit's xDS client hands to its node proxy, as texts.
 struct Published(std::sync::mpsc::Sender<String>);
 
 impl ambit_xds::Handler for Published {

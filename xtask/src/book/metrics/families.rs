@@ -1,6 +1,5 @@
-//! Metric families of one file. A family is a name and a help text beside each other: arguments of
-//! a call, or parts of a tuple. Its type and its labels are in the call, in the registered field,
-//! or later in the same function.
+//! Metric families in one file. A family is a name and a help text beside each other: arguments of a call, or elements
+//! of a tuple. Its type and its labels are in the call, in the registered field, or later in the same function.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +13,7 @@ use syn::{
 
 use super::{super::code::literal, LabelSets};
 
-/// First words of names of metrics.
+/// First words of the names of metrics.
 const PREFIXES: &[&str] = &[
     "ambit",
     "citadel",
@@ -26,29 +25,29 @@ const PREFIXES: &[&str] = &[
     "workload_manager",
     "ztunnel",
 ];
-/// Types of metrics, by the word that code has for them.
+/// Types of metrics, by the word for each in code.
 const KINDS: &[(&str, &str)] = &[
     ("Counter", "counter"),
     ("Gauge", "gauge"),
     ("Histogram", "histogram"),
 ];
-/// Type of counters whose names are sent as they are.
+/// Rust type of counters whose names are exposed unchanged.
 const PLAIN_COUNTER: &str = "PlainCounter";
 
-/// A metric family.
+/// Metric family as the code defines it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Family {
-    /// Name that code gives it.
+    /// Name of the family in the code.
     pub(super) name: String,
     pub(super) help: String,
     pub(super) kind: &'static str,
     pub(super) labels: Vec<String>,
-    /// Whether the library appends `_total` to the name.
+    /// Whether the metrics library appends `_total` to the name.
     has_suffix: bool,
 }
 
 impl Family {
-    /// Returns the name of its samples.
+    /// Returns the name of the family's samples in the exposition.
     pub(super) fn exposed(&self) -> String {
         match self.has_suffix {
             true => format!("{}_total", self.name),
@@ -57,7 +56,7 @@ impl Family {
     }
 }
 
-/// Returns the families of a file.
+/// Returns the metric families of a file.
 pub(super) fn of(file: &syn::File, sets: &LabelSets) -> Result<Vec<Family>> {
     let mut sets = sets.clone();
     sets.add(file);
@@ -80,7 +79,7 @@ pub(super) fn of(file: &syn::File, sets: &LabelSets) -> Result<Vec<Family>> {
     Ok(reader.families)
 }
 
-/// Types of the fields of all structures of a file, as text.
+/// Returns the types, as text, of the fields of all structures of a file.
 fn fields(file: &syn::File) -> BTreeMap<String, String> {
     let mut types = BTreeMap::new();
     for item in &file.items {
@@ -104,7 +103,7 @@ fn fields(file: &syn::File) -> BTreeMap<String, String> {
     types
 }
 
-/// Parts of a function that concern metrics, in order.
+/// Part of a function that concerns metrics.
 #[derive(Debug)]
 enum Event {
     Family {
@@ -112,14 +111,14 @@ enum Event {
         help: String,
         kind: Option<&'static str>,
         labels: Vec<String>,
-        /// Whether it is a [`PLAIN_COUNTER`].
+        /// Whether the registered metric is a [`PLAIN_COUNTER`].
         is_plain: bool,
     },
     Kind(&'static str),
-    /// A value of this type, which is a weaker hint than a [`Event::Kind`].
+    /// Value of this metric type, which is a weaker hint than [`Event::Kind`].
     Value(&'static str),
     Labels(Vec<String>),
-    /// Encoding with the labels that precede it.
+    /// Encoding of samples with the labels that precede it.
     Encoded,
 }
 
@@ -127,11 +126,11 @@ struct Reader {
     fields: BTreeMap<String, String>,
     sets: LabelSets,
     events: Vec<Event>,
-    /// Texts of variables.
+    /// Texts of string variables, by name.
     help: BTreeMap<String, String>,
-    /// Initial values of variables, as text.
+    /// Initial values of variables, as text, by name.
     locals: BTreeMap<String, String>,
-    /// Whether an array is visited whose elements are looped over.
+    /// Whether the visited array is iterated by a loop.
     is_iterated: bool,
     families: Vec<Family>,
     unclear: Vec<String>,
@@ -199,7 +198,7 @@ impl Reader {
         }
     }
 
-    /// Returns the labels of a `Family < Labels , … >`.
+    /// Returns the labels in the type text `Family < Labels , … >`.
     fn labels_in(&self, of: &str) -> Vec<String> {
         let inner = of.split_once("Family < ").map_or("", |(_, inner)| inner);
         let name: String = inner
@@ -209,7 +208,8 @@ impl Reader {
         self.sets.of(&name)
     }
 
-    /// Ends a function: unknown parts of a family follow it, or are at least in the same function.
+    /// Ends a function, and completes its families: the type and labels of a family follow it, or are elsewhere in the
+    /// same function.
     fn end(&mut self) {
         let events = std::mem::take(&mut self.events);
         for (index, event) in events.iter().enumerate() {
@@ -258,8 +258,8 @@ impl Reader {
     }
 }
 
-/// Returns the labels with which a function encodes the family at `index`: the last ones that it
-/// mentions before.
+/// Returns the labels with which a function encodes the family at `index`: the last labels that it mentions before the
+/// encoding.
 fn labels_of(events: &[Event], index: usize) -> Vec<String> {
     let after = events.get(index + 1..).unwrap_or_default();
     let mut own = after
@@ -291,7 +291,7 @@ fn is(expression: &Expr, text: &str) -> bool {
     expression.to_token_stream().to_string() == text
 }
 
-/// Returns the type that `MetricType::X` names.
+/// Returns the metric type in the expression `MetricType::X`.
 fn metric_type(expression: &Expr) -> Option<&'static str> {
     let text = expression.to_token_stream().to_string();
     let kind = text.strip_prefix("MetricType :: ")?;
@@ -301,7 +301,7 @@ fn metric_type(expression: &Expr) -> Option<&'static str> {
         .map(|(_, kind)| *kind)
 }
 
-/// Returns the kind of metric that a type has.
+/// Returns the metric type of a Rust type, given as text.
 fn kind_in(of: &str) -> Option<&'static str> {
     KINDS
         .iter()

@@ -1,4 +1,5 @@
-//! Label sets: the fields of structures that derive their encoding, and the names that others write by hand.
+//! Label sets of metrics: the fields of structures that derive their encoding, and the names that other code encodes by
+//! hand.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,22 +11,22 @@ use syn::{
 
 use super::super::code::literal;
 
-/// Labels by the name of their structure, or of the function that writes them.
+/// Labels by the name of the structure, or of the function that encodes them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LabelSets {
     sets: BTreeMap<String, Vec<Part>>,
 }
 
-/// A part of a label set.
+/// Part of a label set: one label, or another set.
 #[derive(Clone, Debug)]
 enum Part {
     Label(String),
-    /// Labels of another set.
+    /// All labels of the set with this name.
     Set(String),
 }
 
 impl LabelSets {
-    /// Adds the label sets of a file.
+    /// Adds the label sets that a file defines.
     pub(super) fn add(&mut self, file: &syn::File) {
         for item in &file.items {
             match item {
@@ -77,7 +78,7 @@ impl LabelSets {
         }
     }
 
-    /// Returns the labels of a set, in the order in which they are written.
+    /// Returns the labels of a set, in the order of their encoding.
     pub(super) fn of(&self, name: &str) -> Vec<String> {
         let mut labels = Vec::new();
         self.collect(name, &mut BTreeSet::new(), &mut labels);
@@ -103,7 +104,7 @@ impl LabelSets {
     }
 }
 
-/// Labels that code writes: `labels.put("name", …)`, `("name", …).encode(…)`, and calls of other functions.
+/// Labels that a function encodes: `labels.put("name", …)`, `("name", …).encode(…)`, and calls of other functions.
 #[derive(Default)]
 struct Written(Vec<Part>);
 

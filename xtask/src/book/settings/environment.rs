@@ -1,5 +1,5 @@
-//! Environment variables: flags of the agent and the control plane name theirs in an attribute, node proxies and
-//! waypoints read theirs by name.
+//! Reference of environment variables: flags of the agent and the control plane name theirs in an attribute, node
+//! proxies and waypoints read theirs by name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use syn::{
 
 use super::super::code::{doc, parse, sentence, table, unlinked};
 
-/// Programs, and the files that name their variables.
+/// Programs, and the files in which their environment variables are named.
 const PROGRAMS: &[(&str, &[&str])] = &[
     (
         "Node proxy",
@@ -41,7 +41,7 @@ const PROGRAMS: &[(&str, &[&str])] = &[
     ("Control plane", &["crates/programs/control/src/args.rs"]),
 ];
 
-/// Returns the page's tables.
+/// Returns the tables of the page of environment variables.
 pub(super) fn render() -> Result<String> {
     let mut page = "# Environment variables\n\n\
          The chart sets what its values need; `cni.env`, `ztunnel.env`, `pilot.env` and `global.waypoint.env` set others. \
@@ -64,14 +64,14 @@ pub(super) fn render() -> Result<String> {
     Ok(page)
 }
 
-/// Variables that code names, and the meanings that comments give them.
+/// Environment variables that code names, and their meanings from doc comments.
 #[derive(Default)]
 struct Reader {
     names: BTreeSet<String>,
     meanings: BTreeMap<String, String>,
 }
 
-/// Whether a text is the name of a variable.
+/// Returns whether a text has the form of an environment variable's name.
 fn is_variable(text: &str) -> bool {
     let is_part = |part: &str| {
         let is_upper = |one: char| one.is_ascii_uppercase() || one.is_ascii_digit();
@@ -80,14 +80,14 @@ fn is_variable(text: &str) -> bool {
     text.contains('_') && text.split('_').all(is_part)
 }
 
-/// Returns the meaning of a variable that a doc comment names: `VARIABLE`: meaning, or meaning (`VARIABLE`).
+/// Returns the meaning of an environment variable from a doc comment: `VARIABLE`: meaning, or meaning (`VARIABLE`).
 fn meaning(name: &str, doc: &str) -> String {
     let text = doc.replace(&format!(" (`{name}`)"), "");
     let text = text.strip_prefix(&format!("`{name}`: ")).unwrap_or(&text);
     sentence(text)
 }
 
-/// Returns the variable of a flag.
+/// Returns the environment variable in a flag's attributes.
 fn variable_of(attributes: &[Attribute]) -> Option<String> {
     let arguments = attributes.iter().filter(|one| one.path().is_ident("arg"));
     let mut texts = arguments.map(|one| one.meta.to_token_stream().to_string());

@@ -1,17 +1,17 @@
-//! Reads values with the comments before them. The file is YAML, whose parsers drop comments; its form is plain: a key a
-//! line, two spaces a level.
+//! Reads the chart's values with the comments before them. YAML parsers drop comments; the file's form is simple: one
+//! key per line, two spaces per level.
 
-/// A value of the chart.
+/// Value of the chart, with its comment.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ChartValue {
-    /// Keys from the outermost on, with dots between them.
+    /// Keys from the outermost on, separated by dots.
     pub(super) path: String,
-    /// Default as it is written; empty for a group of values.
+    /// Default value as it is written in the file; empty for a group of values.
     pub(super) default: String,
     pub(super) comment: String,
 }
 
-/// Returns values that have a comment or a default, in order.
+/// Returns the values that have a comment or a default, in the order of the file.
 pub(super) fn read(text: &str) -> Vec<ChartValue> {
     let mut values: Vec<ChartValue> = Vec::new();
     let mut keys: Vec<(usize, &str)> = Vec::new();

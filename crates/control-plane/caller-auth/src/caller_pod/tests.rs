@@ -1,4 +1,4 @@
-//! Tests of which identities a pod's token may request, and why others are denied.
+//! Tests which identities a pod's token may request, and why others are denied.
 
 mod calls;
 
@@ -16,8 +16,8 @@ use crate::{
 const TRUST_DOMAIN: &str = "cluster.local";
 const NODE_PROXY: (&str, &str) = ("istio-system", "ztunnel");
 
-/// A mesh of two nodes. All pods of namespace `shop` belong to it except for those that cannot; of
-/// `legacy`, one pod does. `wp` is a waypoint in `shop`.
+/// A mesh of two nodes. All eligible pods of namespace `shop` belong to it, and one pod of `legacy`. `wp` is a waypoint
+/// in `shop`.
 struct World {
     pods: PodDirectory,
     access: Access,
@@ -159,7 +159,7 @@ fn caller((namespace, account): (&str, &str), pod: Option<(&str, &str)>) -> Call
     }
 }
 
-/// Returns a caller with the token of a node proxy's pod.
+/// Returns the caller that presents the token of a node proxy's pod.
 fn node_proxy(name: &str) -> Caller {
     caller(NODE_PROXY, Some((name, &format!("uid-{name}"))))
 }
@@ -168,7 +168,7 @@ fn spiffe(namespace: &str, account: &str) -> String {
     format!("spiffe://{TRUST_DOMAIN}/ns/{namespace}/sa/{account}")
 }
 
-/// Expected refusal of a request; `None` if it is allowed.
+/// Expected denial of a requested identity; `None` if it is allowed.
 type Refusal<'a> = Option<&'a dyn Fn(Identity) -> Denied>;
 
 #[test]

@@ -1,8 +1,7 @@
-//! Token review by the Kubernetes API, which knows its signing keys, and which pods and accounts
-//! still exist.
+//! TokenReviews by the API server, which knows its signing keys, and which pods and accounts still exist.
 //!
-//! It is called as little as possible: not for tokens that cannot be valid ([`super::unverified`]),
-//! and not more often than [`Reviews`] allows.
+//! The API server is called as little as possible: not for tokens that cannot be valid ([`super::unverified`]), and not
+//! more often than [`Reviews`] allows.
 
 use std::{
     fmt,
@@ -21,18 +20,18 @@ use super::{
     unverified,
 };
 
-/// Concurrent reviews; further callers wait.
+/// Maximum concurrent TokenReviews; further callers wait.
 const MAX_CONCURRENT_REVIEWS: usize = 32;
 /// Timeout of a token review.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
-/// Path of the control plane's own token, which names the cluster's issuer.
+/// Path of the control plane's own service account token, which names the cluster's issuer.
 const OWN_TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
 const GROUP: &str = "system:serviceaccounts";
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 
-/// Token reviewer that calls the API server.
+/// Verifies tokens by TokenReviews.
 pub struct Reviewer {
     api: Api<TokenReview>,
     audience: String,
@@ -116,7 +115,7 @@ fn hash(token: &str) -> Hash {
     hash
 }
 
-/// Returns the caller that a token review authenticated.
+/// Returns the caller that a TokenReview authenticated.
 fn read(review: &TokenReview, audience: &str) -> Result<Caller, TokenError> {
     let status = review.status.as_ref().ok_or(TokenError::Signature)?;
     if status.authenticated != Some(true) {
@@ -142,7 +141,7 @@ fn read(review: &TokenReview, audience: &str) -> Result<Caller, TokenError> {
     })
 }
 
-/// Returns the value of a key of `extra` that has exactly one value.
+/// Returns the value of a key in the user's `extra` fields, if there is exactly one.
 fn extra<'a>(user: &'a UserInfo, key: &str) -> Option<&'a str> {
     match user.extra.as_ref()?.get(key)?.as_slice() {
         [one] if !one.is_empty() => Some(one),

@@ -1,5 +1,5 @@
-//! Rate limit of TokenReviews: a review costs the cluster far more than a caller pays for inventing
-//! a token. Does not call the API server.
+//! Rate limit of TokenReviews, which cost the cluster far more than a caller pays for inventing a token. Does not call
+//! the API server.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -16,16 +16,16 @@ use super::{Caller, TokenError};
 
 /// Time for which an accepted token is cached, during which the token of a deleted pod can still be used.
 pub(super) const ACCEPTED_TTL: Duration = Duration::from_secs(30);
-/// Time for which a rejected token is cached. It is short, since the API server may not have seen the token's pod yet.
+/// Time for which a rejected token is cached. Short, since the API server may not know the token's pod yet.
 pub(super) const REJECTED_TTL: Duration = Duration::from_secs(5);
-/// Maximum number of cached tokens, for accepted and rejected ones each.
+/// Maximum number of cached tokens, separately for accepted and rejected ones.
 const MAX_CACHED_TOKENS: usize = 10_000;
-/// Limits of reviews for one address: per second, burst, and in flight.
+/// Limits of TokenReviews for one source address: per second, burst, and in flight.
 const ADDRESS_LIMITS: (u32, u32, usize) = (2, 20, 4);
-/// Limits of reviews per second, and burst, for tokens of issuers that no accepted token has named:
-/// those of another cluster, or of this cluster after a change of its issuer.
+/// Limits of TokenReviews (per second, burst) for tokens of issuers that no accepted token has named, such as another
+/// cluster's, or this cluster's after a change of its issuer.
 const UNKNOWN_ISSUER_LIMITS: (u32, u32) = (5, 50);
-/// Maximum number of known issuers.
+/// Maximum number of issuers that are remembered from accepted tokens.
 const MAX_ISSUERS: usize = 8;
 
 pub(super) type Hash = [u8; 32];
@@ -62,8 +62,8 @@ impl Reviews {
         self.refused.lock().find(hash, now).map(Err)
     }
 
-    /// Waits for one of the address's permits for reviews in flight: a caller with many concurrent
-    /// calls uses one token.
+    /// Waits for one of the permits for in-flight reviews of the address. Concurrent calls of one client have the same
+    /// token, so that the first review serves all.
     pub(super) async fn permit(&self, source: IpAddr) -> Option<OwnedSemaphorePermit> {
         let permits = {
             let mut permits = self.permits.lock();
@@ -81,13 +81,13 @@ impl Reviews {
         permits.acquire_owned().await.ok()
     }
 
-    /// Returns whether a token may be reviewed now.
+    /// Returns whether the rate limits of the address and of the token's issuer allow a review now.
     pub(super) fn may_review(&self, source: IpAddr, issuer: &str, now: Instant) -> bool {
         let is_familiar = self.issuers.lock().contains(issuer);
         self.rates.take(source, now) && (is_familiar || self.unknown_issuers.take((), now))
     }
 
-    /// Stores the result of the API server's review of a token.
+    /// Caches the result of the API server's review of a token.
     pub(super) fn record(
         &self,
         hash: Hash,
@@ -114,7 +114,7 @@ impl Reviews {
     }
 }
 
-/// Short-lived cache of results by token.
+/// Cached results and their expiry, by the token's hash.
 #[derive(Debug)]
 struct ResultCache<T>(HashMap<Hash, (T, Instant)>);
 

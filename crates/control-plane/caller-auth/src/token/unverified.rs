@@ -10,8 +10,8 @@ use super::{TokenError, account_of, token_error};
 /// Tolerated clock skew between the API server, which decides, and this process.
 const LEEWAY: Duration = Duration::from_secs(60);
 
-/// Returns the issuer of a token that is a bound service account token for `audience` and valid at
-/// `now`, as far as that can be checked without keys.
+/// Returns the issuer of a token that, as far as can be checked without keys, is a bound service account token for
+/// `audience` and valid at `now`.
 pub(super) fn issuer(token: &str, audience: &str, now: SystemTime) -> Result<String, TokenError> {
     if token.is_empty() {
         return Err(TokenError::Missing);
@@ -39,7 +39,7 @@ pub(super) fn issuer(token: &str, audience: &str, now: SystemTime) -> Result<Str
     }
 }
 
-/// Returns the issuer of the control plane's own token: that of the cluster.
+/// Returns the issuer of the control plane's own token, which is the cluster's.
 pub(super) fn issuer_of_own(token: &str) -> Option<String> {
     let token = UnverifiedToken::read(token.trim()).ok()?;
     token.issuer().map(str::to_owned)

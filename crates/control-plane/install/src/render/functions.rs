@@ -8,7 +8,7 @@ use std::{
 use aws_lc_rs::digest;
 use gotmpl::{Result, Template, TemplateError, Value};
 
-/// Adds the functions to a template; `include` renders those of `templates`.
+/// Adds Helm's functions to a template; `include` renders the named templates of `templates`.
 pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) -> Template {
     conversions(template)
         .func("include", move |args| {
@@ -99,7 +99,7 @@ pub(super) fn register(template: Template, templates: Weak<OnceLock<Template>>) 
         })
 }
 
-/// Adds functions that convert between values and texts.
+/// Adds functions that convert between template values and texts.
 fn conversions(template: Template) -> Template {
     template
         .func("toYaml", |args| {
@@ -127,7 +127,7 @@ fn conversions(template: Template) -> Template {
         })
 }
 
-/// Parses YAML that the chart itself wrote.
+/// Parses YAML that the chart itself contains or has rendered.
 fn parsed(name: &'static str, args: &[Value]) -> Result<Value> {
     let yaml: serde_json::Value = serde_saphyr::from_str(&text(one(name, args)?))
         .map_err(|error| TemplateError::Exec(format!("{name}: {error}")))?;
@@ -144,7 +144,7 @@ fn dict(args: &[Value]) -> Result<Value> {
     Ok(Value::Map(Arc::new(entries.collect())))
 }
 
-/// Merges maps that have no key in common, as in the chart.
+/// Merges maps, whose keys are distinct in the chart.
 fn merge(args: &[Value]) -> Result<Value> {
     let mut merged = BTreeMap::new();
     for arg in args {
@@ -190,7 +190,7 @@ fn string(text: String) -> Value {
     Value::String(text.into())
 }
 
-/// Formats a value as Go does.
+/// Formats a template value as Go's `fmt` does.
 fn text(value: &Value) -> String {
     match value {
         Value::Nil => String::new(),

@@ -43,7 +43,7 @@ fn default_values_render_these_manifests() {
     }
 }
 
-/// Compares the objects of each platform with those of the defaults, as paths that differ.
+/// Checks which fields each platform changes, as paths that differ from the objects of the defaults.
 #[test]
 fn platforms_change_only_these_fields() {
     let plain = flat(&render(&[]));
@@ -502,8 +502,7 @@ fn notes_name_the_namespace() {
     assert!(text.ends_with(by_hand), "{text}");
 }
 
-/// Checks that the crate which builds waypoints' objects accepts the waypoint values that the chart
-/// passes on.
+/// Checks that `waypoint-objects` accepts the waypoint values that the chart passes on.
 #[test]
 fn waypoint_values_reach_the_control_plane() {
     let objects = render(&[

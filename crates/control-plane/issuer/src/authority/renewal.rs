@@ -54,7 +54,7 @@ impl Authority {
         }))
     }
 
-    /// Returns the root whose key signs.
+    /// Returns the position and certificate of the root whose key signs, if the root itself signs.
     fn own_root(&self) -> Option<(usize, &CertificateDer<'static>)> {
         let own = self.issuer.key().subject_public_key_info();
         let has_key = |(_, root): &(usize, &CertificateDer<'static>)| {
@@ -70,7 +70,7 @@ impl Authority {
     }
 }
 
-/// Returns the DER-encoded subject: verifiers compare bytes.
+/// Returns a certificate's subject as DER, which verifiers compare byte by byte.
 fn subject(cert: &CertificateDer<'_>) -> Option<Vec<u8>> {
     let (_, cert) = X509Certificate::from_der(cert).ok()?;
     Some(cert.subject().as_raw().to_vec())

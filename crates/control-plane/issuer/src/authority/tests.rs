@@ -102,7 +102,7 @@ fn names_in_the_request_are_ignored() {
     assert_eq!(cert.identity(), &identity());
 }
 
-/// Object identifiers of a certificate's extensions, and whether each is critical.
+/// Returns the object identifiers of a certificate's extensions, and whether each is critical.
 fn profile(answer: &[String]) -> Vec<(String, bool)> {
     let der = pem::certificates(0, &answer[0]).unwrap().swap_remove(0);
     let (_, leaf) = X509Certificate::from_der(&der).unwrap();

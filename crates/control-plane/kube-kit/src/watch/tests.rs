@@ -9,7 +9,7 @@ use super::*;
 
 const MAPS: &str = "/api/v1/configmaps";
 
-/// Watch of one data value of ConfigMaps; those without it are of no interest.
+/// Watch of one data value of ConfigMaps; ConfigMaps without it are skipped.
 type Values = Watch<ConfigMap, String>;
 
 fn client(server: &ApiServer) -> Client {

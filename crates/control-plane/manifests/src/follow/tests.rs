@@ -1,4 +1,4 @@
-//! Tests of directories that editors, controllers and accidents change.
+//! Tests of following directories that editors, controllers and accidents change.
 
 use std::{fs, os::unix::fs::symlink, time::Instant};
 
@@ -10,7 +10,7 @@ use crate::ObjectEvent;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Copy of the objects, built from the changes.
+/// Copy of the objects, built from the reported changes.
 struct Reader {
     dirs: ManifestDirs,
     nodes: std::collections::BTreeMap<String, String>,

@@ -1,4 +1,4 @@
-//! Tests of completely written files, which need not settle.
+//! Tests that completely written files are read without a delay.
 
 use tempfile::TempDir;
 

@@ -1,5 +1,4 @@
-//! Tests with reports as input and writes as output; [`Server`] plays the API server and shows what
-//! was written.
+//! Tests with reports as input and writes as output; [`Server`] plays the API server and holds the written status.
 
 use ambit_derive::{
     Problem, Severity,
@@ -83,7 +82,7 @@ impl Server {
         self.carry_out(out)
     }
 
-    /// Reports a changed object, which keeps its conditions. Returns the number of writes.
+    /// Reports a changed object, with the conditions that were written for it. Returns the number of new writes.
     fn put(&mut self, mut observed: ObservedObject) -> usize {
         if let Some(old) = self.objects.get(&observed.key) {
             observed.facts.conditions.clone_from(&old.facts.conditions);
@@ -125,7 +124,7 @@ impl Server {
         writes
     }
 
-    /// Reports every object as the server has it now, as the watch does.
+    /// Reports every object as the server has it now, as the watch does. Returns the number of new writes.
     fn show(&mut self) -> usize {
         let objects: Vec<_> = self.objects.values().cloned().collect();
         let show = |observed| self.report(Report::Observed(Box::new(observed)));

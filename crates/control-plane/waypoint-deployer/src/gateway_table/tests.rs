@@ -1,4 +1,4 @@
-//! Tests of decisions about Gateways.
+//! Tests of which writes the table decides for a Gateway.
 
 use ambit_waypoint_objects::{MANAGED_BY, Unusable};
 use serde_json::json;
@@ -23,12 +23,12 @@ fn gateway(metadata: Value, status: Value) -> Gateway {
     serde_json::from_value(value).unwrap()
 }
 
-/// Returns a table with the class and one Gateway.
+/// Returns a table with the GatewayClass and one Gateway of this metadata.
 fn table(metadata: Value) -> GatewayTable {
     table_of("default", metadata)
 }
 
-/// Returns such a table of the control plane of a revision.
+/// Returns a table with the GatewayClass and one Gateway, of the control plane of a revision.
 fn table_of(revision: &str, metadata: Value) -> GatewayTable {
     let release = Release::of(None);
     let mut table = GatewayTable::new(Settings::default(), revision, release, "istio-system");
@@ -265,7 +265,8 @@ fn scaled_deployment_keeps_its_number_unless_the_gateway_sets_one() {
     assert_eq!(replicas(&table), 4);
 }
 
-/// Otherwise `replicas` would be omitted, or written, by its previous manager.
+/// Checks that a write of a Deployment depends on the observed resource version: otherwise `replicas` would be omitted,
+/// or written, by its previous manager.
 #[test]
 fn deployment_is_written_for_the_version_seen_last() {
     let decided_by = |table: &GatewayTable| -> Vec<(Part, Option<String>)> {
@@ -318,7 +319,7 @@ fn parameters(data: Value) -> Option<Parameters> {
     Some(Parameters::of(&map))
 }
 
-/// Returns an object that we applied for the Gateway, with these fields.
+/// Returns an existing object that this crate applied for the Gateway, with these fields.
 fn made(fields: Value) -> ExistingObject {
     let mut metadata = metadata(json!([applied_by(MANAGER, fields)]));
     let owner = json!([{"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
@@ -402,8 +403,8 @@ fn unusable_overlay_changes_nothing_and_is_reported() {
     );
 }
 
-/// An autoscaler takes `replicas` over at its value, and returns the field to us when it is
-/// removed.
+/// Checks that an autoscaler takes `replicas` over at the current value, and that we own the field again when the
+/// autoscaler is removed.
 #[test]
 fn replicas_are_handed_to_an_autoscaler_and_taken_back() {
     let mut table = table(json!({}));

@@ -1,10 +1,10 @@
-//! Tests of changes that overlays cannot make.
+//! Tests of changes that overlays may not make.
 
 use serde_json::json;
 
 use super::*;
 
-/// Returns a Deployment with one field of its pods' specification set.
+/// Returns a Deployment overlay that sets one field of the pods' specification.
 fn pod(spec: Value) -> Value {
     json!({"spec": {"template": {"spec": spec}}})
 }

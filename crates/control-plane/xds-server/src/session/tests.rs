@@ -108,7 +108,7 @@ fn decode(push: &Push) -> DeltaDiscoveryResponse {
     DeltaDiscoveryResponse::decode(message).unwrap()
 }
 
-/// Client that stores what it receives by type.
+/// Client that stores the received records by type.
 struct Peer {
     session: Session,
     known: BTreeMap<ResourceType, BTreeMap<String, String>>,
@@ -148,7 +148,7 @@ impl Peer {
         self.take(&pushes)
     }
 
-    /// Acknowledges a response.
+    /// Returns the request that acknowledges a response.
     fn ack(
         &mut self,
         response: &DeltaDiscoveryResponse,
@@ -612,7 +612,7 @@ enum Step {
     NoService(u8),
     Policy(u8, bool),
     NoPolicy(u8),
-    /// The client reads and acknowledges up to this many responses.
+    /// The client reads up to this many responses, and acknowledges them if true.
     Read(usize, bool),
     Demand(u8),
     Reconnect,
@@ -633,7 +633,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Client behind a queue that may be slow or disconnected.
+/// Client behind a queue of responses, which may read slowly or disconnect.
 struct QueuedClient {
     peer: Peer,
     queue: std::collections::VecDeque<Push>,
@@ -753,7 +753,7 @@ fn key(number: u8) -> String {
     }
 }
 
-/// Returns the records that a client must have: version by name.
+/// Returns the records that a client must have at the end: version by name.
 fn expected(store: &Store, collection: Collection) -> BTreeMap<String, String> {
     store
         .entries(collection)
@@ -816,7 +816,7 @@ proptest! {
     }
 }
 
-/// Opens a wildcard client's stream, acknowledges its pushes, and returns them.
+/// Opens a wildcard client's stream and acknowledges its pushes; returns the session and the pushes.
 fn opened(store: &Store, seed: u64) -> (Session, Vec<Push>) {
     let mut session = Session::new(client(), seed);
     let request = first(ResourceType::Address);

@@ -1,4 +1,4 @@
-//! A node loses power and boots again, and its primary CNI rewrites its configuration.
+//! Benchmark of a node that loses power and boots again, while its primary CNI rewrites its configuration.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::{
 
 const CLIENTS: usize = 3;
 
-/// Measures clients on node 2 that connect as soon as they run, repeatedly; the server is on node 1.
+/// Measures connections of clients on node 2 that connect as soon as they run, repeatedly; the server is on node 1.
 pub(super) async fn rewritten(rig: &Rig) -> Result<Row> {
     rig.namespace("bench-boot", true).await?;
     let server = rig.server("bench-boot", "server", 1).await?;

@@ -1,4 +1,4 @@
-//! Running pods are enrolled and unenrolled under load, and new ones make their first connection.
+//! Benchmarks of enrolling and unenrolling running pods under load, and of the first connection of new pods.
 
 use anyhow::{Context, Result};
 use futures_util::{StreamExt as _, TryStreamExt as _, future::try_join_all};
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::report::Line;
 
-/// Measures labelling and unlabelling of a running namespace under load.
+/// Measures failed requests while a running namespace is labelled and unlabelled under load.
 pub(super) async fn label(rig: &Rig) -> Result<Row> {
     rig.namespace("bench-label", false).await?;
     let server = rig.server("bench-label", "server", 2).await?;
@@ -66,7 +66,7 @@ pub(super) async fn label(rig: &Rig) -> Result<Row> {
     .tell())
 }
 
-/// Measures pods that connect in their first millisecond.
+/// Measures the first connection of pods that connect in their first millisecond.
 pub(super) async fn first_connection(rig: &Rig) -> Result<Row> {
     const PODS: usize = 10;
     const AT_ONCE: usize = 20;
@@ -106,7 +106,8 @@ pub(super) async fn first_connection(rig: &Rig) -> Result<Row> {
     .tell())
 }
 
-/// Returns the milliseconds to the first response, and the number of failed attempts before.
+/// Creates a pod that connects to the server at once; returns the milliseconds to its first response, and the number of
+/// failed attempts before.
 async fn first_answer(rig: &Rig, server: &str, name: &str) -> Result<(f64, u64)> {
     let plan = PodPlan {
         namespace: "bench-first",
@@ -125,7 +126,7 @@ async fn first_answer(rig: &Rig, server: &str, name: &str) -> Result<(f64, u64)>
     ))
 }
 
-/// Measures the time from label to annotation, for one pod and for a hundred at once.
+/// Measures the time from a namespace's label to the annotation of its pods, for one pod and for a hundred at once.
 pub(super) async fn enrolment(rig: &Rig) -> Result<Vec<Line>> {
     const ROUNDS: usize = 10;
     const CROWD: usize = 100;
@@ -172,7 +173,7 @@ async fn sleepers(rig: &Rig, numbers: std::ops::Range<usize>) -> Result<()> {
     Ok(())
 }
 
-/// Labels the namespace and returns the time until this number of pods is reported as captured.
+/// Labels the namespace and returns the time until this number of pods is annotated as captured.
 async fn until_captured(rig: &Rig, pods: usize) -> Result<f64> {
     let mut events = watcher(rig.pods("bench-enrol"), watcher::Config::default())
         .default_backoff()

@@ -1,4 +1,4 @@
-//! Kills and replacements of the mesh's own programs under load.
+//! Benchmarks of kills and replacements of the mesh's own programs under load.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use super::{
     table::Row,
 };
 
-/// Kills the node proxy's worker on the client's node and on the server's, repeatedly.
+/// Measures repeated kills of the node proxy's worker process on the client's node and on the server's.
 pub(super) async fn proxy_killed(rig: &Rig) -> Result<Row> {
     const KILLS: u32 = 4;
     rig.namespace("bench-kill", true).await?;
@@ -48,7 +48,7 @@ pub(super) async fn proxy_killed(rig: &Rig) -> Result<Row> {
     .tell())
 }
 
-/// Kills the first process of the serving container, and with it all others, on both nodes in turn.
+/// Measures kills of the main process of the node proxy's container, and with it of all others, on both nodes in turn.
 pub(super) async fn proxy_container_killed(rig: &Rig) -> Result<Row> {
     const KILLS: u32 = 2;
     rig.namespace("bench-kill", true).await?;
@@ -81,7 +81,7 @@ pub(super) async fn proxy_container_killed(rig: &Rig) -> Result<Row> {
     .tell())
 }
 
-/// Measures a rollout of the DaemonSet on both nodes.
+/// Measures a rollout of the node proxy's DaemonSet on both nodes.
 pub(super) async fn rollout(rig: &Rig) -> Result<Row> {
     rig.namespace("bench-roll", true).await?;
     let server = rig.server("bench-roll", "server", 2).await?;
@@ -109,7 +109,7 @@ pub(super) async fn rollout(rig: &Rig) -> Result<Row> {
     .tell())
 }
 
-/// Replaces the agent and the control plane.
+/// Measures a replacement of the agent and of the control plane.
 pub(super) async fn others_replaced(rig: &Rig) -> Result<Row> {
     rig.namespace("bench-roll", true).await?;
     let server = rig.server("bench-roll", "server", 2).await?;
@@ -141,7 +141,7 @@ fn refused(report: &Report) -> usize {
         .count()
 }
 
-/// Kills the agent whenever it runs, for 20 seconds, and starts pods meanwhile.
+/// Measures pods that start while the agent is killed whenever it runs, for 20 seconds.
 pub(super) async fn agent_crash_looping(rig: &Rig) -> Result<Row> {
     const LOOP: Duration = Duration::from_secs(20);
     rig.namespace("bench-loop", true).await?;
@@ -190,7 +190,7 @@ pub(super) async fn agent_crash_looping(rig: &Rig) -> Result<Row> {
     .tell())
 }
 
-/// Three pods in the mesh and three outside; returns the time of each one's creation.
+/// Creates three pods in the mesh and three outside; returns namespace, name and time of creation of each.
 async fn starters(rig: &Rig) -> Result<Vec<(&'static str, String, f64)>> {
     let pods = (0..6).map(|number| async move {
         let namespace = if number % 2 == 0 {
@@ -205,7 +205,7 @@ async fn starters(rig: &Rig) -> Result<Vec<(&'static str, String, f64)>> {
     try_join_all(pods).await
 }
 
-/// A pod that prints its start time, and ends.
+/// Returns the plan of a pod that prints its start time, and ends.
 pub(super) fn starter<'a>(namespace: &'a str, name: &'a str) -> PodPlan<'a> {
     PodPlan {
         namespace,
@@ -215,7 +215,7 @@ pub(super) fn starter<'a>(namespace: &'a str, name: &'a str) -> PodPlan<'a> {
     }
 }
 
-/// Returns when the process of a starter began.
+/// Waits for the output of a pod planned by [`starter`], and returns the start time of its process.
 pub(super) async fn process_start(rig: &Rig, namespace: &str, name: &str) -> Result<f64> {
     let line = rig.line(namespace, name, "first-connect").await?;
     let reported: serde_json::Value = serde_json::from_str(&line)?;

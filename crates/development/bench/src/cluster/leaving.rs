@@ -1,5 +1,5 @@
-//! Deletion of many pods of a node at once: the longest time without responses for other pods, without the mesh and
-//! with it.
+//! Benchmark of deleting many pods of a node at once: the longest time without responses for other pods, without the
+//! mesh and with it.
 
 use anyhow::Result;
 use futures_util::future::try_join_all;
@@ -12,11 +12,11 @@ use super::{
 };
 use crate::report::Line;
 
-/// Number of pods that fit on a node besides its own.
+/// Number of pods that are deleted, as many as fit on a node besides its own.
 const CROWD: usize = 80;
 const NAMESPACE: &str = "bench-leave";
 
-/// Returns the longest time in seconds without a response to a pod on the node whose other pods were deleted.
+/// Returns the longest time in seconds without a response at a pod on the node whose other pods are deleted.
 pub(super) async fn measure(rig: &Rig, in_mesh: bool) -> Result<f64> {
     rig.namespace(NAMESPACE, in_mesh).await?;
     let server = rig.server(NAMESPACE, "server", 2).await?;
@@ -43,7 +43,7 @@ pub(super) async fn measure(rig: &Rig, in_mesh: bool) -> Result<f64> {
     Ok(report.longest_gap())
 }
 
-/// Returns the difference that the mesh makes.
+/// Compares the results without and with the mesh.
 pub(super) fn compare(without: f64, with: f64) -> (Row, Line) {
     let row = Row {
         scenario: "80 pods of a node deleted at once: others' longest silence",

@@ -1,4 +1,4 @@
-//! A steady load in a pod, and its report: every failure with its time, and sums.
+//! Steady load from a pod, and its report: every failure with its time, and sums.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::rig::{PodPlan, Rig, words};
 
-/// A running load.
+/// Load generator that runs in a pod.
 pub(super) struct Load<'a> {
     rig: &'a Rig,
     namespace: &'a str,
@@ -18,15 +18,15 @@ pub(super) struct Load<'a> {
 /// Failed request of the load.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(super) struct Failure {
-    /// `keep-alive`, `new` or `long`.
+    /// Kind of connection: `keep-alive`, `new` or `long`.
     pub(super) mode: String,
     pub(super) kind: String,
-    /// Whether the request failed before a connection was open.
+    /// Whether the request failed before a connection was established.
     pub(super) opening: bool,
     pub(super) unix: f64,
 }
 
-/// Sums of one mode.
+/// Sums over the requests on one kind of connection.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub(super) struct Sums {
     pub(super) requests: u64,
@@ -35,7 +35,7 @@ pub(super) struct Sums {
     pub(super) p99_ms: f64,
 }
 
-/// The report of a finished load.
+/// Report of a finished load.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Report {
     pub(super) failures: Vec<Failure>,
@@ -66,7 +66,7 @@ impl Report {
         Ok(report)
     }
 
-    /// Returns the failures of a mode between two times.
+    /// Returns the failures on one kind of connection between two times.
     pub(super) fn between<'a>(
         &'a self,
         mode: &'a str,
@@ -78,7 +78,7 @@ impl Report {
             .filter(move |one| one.mode == mode && one.unix >= from && one.unix < to)
     }
 
-    /// `new 5 (refused 4, reset 1), keep-alive 0, long 10 (reset 10)`.
+    /// Returns the failures between two times as text: `new 5 (refused 4, reset 1), keep-alive 0, long 10 (reset 10)`.
     pub(super) fn summary(&self, from: f64, to: f64) -> String {
         ["new", "keep-alive", "long"]
             .map(|mode| {
@@ -99,7 +99,7 @@ impl Report {
             .join(", ")
     }
 
-    /// The number of failed requests in all modes.
+    /// Returns the number of failed requests on all kinds of connections between two times.
     pub(super) fn failed(&self, from: f64, to: f64) -> usize {
         ["new", "keep-alive", "long"]
             .iter()
@@ -107,7 +107,7 @@ impl Report {
             .sum()
     }
 
-    /// Open connections that broke.
+    /// Returns the number of established connections that broke between two times.
     pub(super) fn broken(&self, from: f64, to: f64) -> usize {
         ["keep-alive", "long"]
             .iter()
@@ -116,7 +116,7 @@ impl Report {
             .count()
     }
 
-    /// The longest time without a success in any mode, seconds.
+    /// Returns the longest time in seconds without a success on any kind of connection.
     pub(super) fn longest_gap(&self) -> f64 {
         let gaps = self.modes.values().map(|sums| sums.longest_gap_ms / 1e3);
         gaps.fold(0.0, f64::max)
@@ -124,8 +124,8 @@ impl Report {
 }
 
 impl<'a> Load<'a> {
-    /// Starts a load on `server` from node 1 for this number of seconds, and waits until every connection has succeeded
-    /// once.
+    /// Starts a load on `server` from node 1 for this number of seconds, and waits until each kind of connection has
+    /// succeeded once.
     pub(super) async fn begin(
         rig: &'a Rig,
         namespace: &'a str,
@@ -152,7 +152,7 @@ impl<'a> Load<'a> {
         })
     }
 
-    /// Waits for the load to end.
+    /// Waits for the end of the load, and returns its report.
     pub(super) async fn end(self) -> Result<Report> {
         let Self {
             rig,

@@ -1,4 +1,4 @@
-//! Memory of the mesh's programs in the cluster.
+//! Benchmarks of the memory of the mesh's programs in the cluster.
 
 use anyhow::{Context, Result};
 
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{process::Memory, report::Line};
 
-/// Measures about ten idle pods.
+/// Measures memory with about ten idle pods.
 pub(super) async fn idle(rig: &Rig) -> Result<(Row, Vec<Line>)> {
     // Freed pages are returned a little later.
     pause(15.0).await;
@@ -64,7 +64,7 @@ pub(super) async fn idle(rig: &Rig) -> Result<(Row, Vec<Line>)> {
     Ok((row, lines.collect()))
 }
 
-/// Measures 50 mesh pods on each node.
+/// Measures memory with 50 mesh pods on each node.
 pub(super) fn of_hundred(rig: &Rig) -> Result<Vec<Line>> {
     let agent = larger(rig, Program::Agent)?;
     let proxy = larger(rig, Program::NodeProxy)?;
@@ -84,7 +84,7 @@ pub(super) fn of_hundred(rig: &Rig) -> Result<Vec<Line>> {
     ])
 }
 
-/// Returns the larger value of the two nodes; the control plane runs on one only.
+/// Returns the larger memory of a program on the two nodes; the control plane runs on one only.
 fn larger(rig: &Rig, program: Program) -> Result<Memory> {
     [1, 2]
         .into_iter()

@@ -1,4 +1,4 @@
-//! Time until a policy is enforced, for new connections and for open ones, on every node.
+//! Benchmarks of the time until a policy is enforced, for new connections and for open ones, on every node.
 
 use std::{
     io::{Read as _, Write as _},
@@ -40,7 +40,7 @@ spec:
   rules: [{to: [{operation: {ports: [\"8080\"]}}]}]
 ";
 
-/// Measures a DENY policy with a selector under 500 requests a second of each kind.
+/// Measures a DENY policy with a selector under 500 requests per second on each kind of connection.
 pub(super) async fn deny(rig: &Rig) -> Result<Row> {
     const ROUNDS: usize = 10;
     rig.namespace("bench-policy", true).await?;
@@ -94,7 +94,7 @@ pub(super) async fn deny(rig: &Rig) -> Result<Row> {
     .tell())
 }
 
-/// Measures from a policy's creation until both nodes enforce it, and from its deletion until neither does.
+/// Measures the time from a policy's creation until both nodes enforce it, and from its deletion until neither does.
 pub(super) async fn last_node(rig: &Rig) -> Result<Vec<Line>> {
     const ROUNDS: usize = 100;
     rig.namespace("bench-nodes", true).await?;
@@ -134,7 +134,7 @@ pub(super) async fn last_node(rig: &Rig) -> Result<Vec<Line>> {
     ])
 }
 
-/// Returns when the last server changed to that state.
+/// Returns the time at which the last of the watched servers started (`answers`) or stopped responding.
 fn last(watchers: &[PolicyWatcher], answers: bool) -> Result<f64> {
     let mut turns = watchers.iter().map(|watched| watched.turned(answers));
     turns.try_fold(0.0, |last, turn| Ok(f64::max(last, turn?)))

@@ -1,4 +1,4 @@
-//! Cluster for the benchmark: start, images, removal, and the operations that scenarios share.
+//! Cluster for the benchmarks: start, images, removal, and the operations that scenarios share.
 
 use std::{
     path::PathBuf,
@@ -17,34 +17,34 @@ use serde_json::{Value, json};
 
 use crate::process::Memory;
 
-/// Time limit for operations of pods.
+/// Timeout of operations on pods.
 const TIMEOUT: Duration = Duration::from_secs(180);
-/// The image with our tools, as the cluster knows it.
+/// Name of the image with the lab's tools, as the cluster knows it.
 const TOOLS: &str = "ambit/tools:dev";
-/// Annotation of captured pods.
+/// Annotation of pods whose traffic is redirected to the node proxy.
 const REDIRECTION: &str = "ambient.istio.io/redirection";
-/// The label that enrols a namespace.
+/// Label that enrols a namespace in the mesh.
 pub(super) const MODE: &str = "istio.io/dataplane-mode";
 pub(super) const MESH_NAMESPACE: &str = "istio-system";
 
-/// The running cluster.
+/// Running cluster with the mesh.
 pub(super) struct Rig {
     pub(super) client: Client,
     cluster: Cluster,
     places: Places,
     slot: Slot,
-    /// Whether the cluster was running before, and stays.
+    /// Whether to keep the cluster at the end, because it was running before.
     keep: bool,
     ambit: PathBuf,
 }
 
-/// A program of the mesh on a node, by its command line.
+/// Program of the mesh on a node, found by its command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Program {
     Agent,
-    /// Both processes of a node proxy.
+    /// Both processes of the node proxy.
     NodeProxy,
-    /// The process that carries the connections.
+    /// Process of the node proxy that carries the connections.
     NodeProxyWorker,
     Control,
 }
@@ -65,7 +65,7 @@ impl Program {
 pub(super) struct PodPlan<'a> {
     pub(super) namespace: &'a str,
     pub(super) name: &'a str,
-    /// Number of the node, from 1.
+    /// Number of the node to run on, from 1.
     pub(super) node: u8,
     /// Arguments of `ambit-lab-tool`.
     pub(super) tool: Vec<String>,
@@ -89,12 +89,12 @@ impl PodPlan<'_> {
     }
 }
 
-/// Splits a text into the arguments of a tool.
+/// Splits a text into arguments of `ambit-lab-tool`.
 pub(super) fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Seconds since 1970, as load tools print them.
+/// Returns the time in seconds since 1970, as load tools print it.
 pub(super) fn unix() -> f64 {
     SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -102,7 +102,7 @@ pub(super) fn unix() -> f64 {
 }
 
 impl Rig {
-    /// Starts the cluster, or uses the running one, with the images of `archives`.
+    /// Starts the cluster, or uses the running one, with the images in `archives`.
     pub(super) async fn up(archives: &[PathBuf]) -> Result<Self> {
         let program = std::env::current_exe()?;
         let target = program.ancestors().nth(2).context("no target directory")?;
@@ -192,7 +192,7 @@ impl Rig {
         .await
     }
 
-    /// Enrols a namespace by its label, or unenrols it; returns the time before.
+    /// Enrols or unenrols a namespace by its label; returns the time before the change.
     pub(super) async fn label(&self, name: &str, in_mesh: bool) -> Result<f64> {
         let mode = if in_mesh {
             json!("ambient")
@@ -213,12 +213,12 @@ impl Rig {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Creates a pod, and returns the time before.
+    /// Creates a pod, and returns the time before its creation.
     pub(super) async fn create(&self, plan: &PodPlan<'_>) -> Result<f64> {
         self.create_object(plan, "Never").await
     }
 
-    /// Creates a pod whose container restarts whenever it ends, and returns the time before.
+    /// Creates a pod whose container restarts whenever it ends, and returns the time before its creation.
     pub(super) async fn create_restarting(&self, plan: &PodPlan<'_>) -> Result<f64> {
         self.create_object(plan, "Always").await
     }
@@ -246,7 +246,7 @@ impl Rig {
         .await
     }
 
-    /// A server with HTTP on 8080 and an echo on 9090; returns its address.
+    /// Creates a server with HTTP on port 8080 and an echo on port 9090; returns its address.
     pub(super) async fn server(&self, namespace: &str, name: &str, node: u8) -> Result<String> {
         let tool = words("serve --port 8080 --echo 9090 --quiet");
         let plan = PodPlan {
@@ -259,13 +259,13 @@ impl Rig {
         self.running(namespace, name).await
     }
 
-    /// The log of a pod.
+    /// Returns the log of a pod.
     pub(super) async fn log(&self, namespace: &str, name: &str) -> Result<String> {
         let pods = self.pods(namespace);
         Ok(pods.logs(name, &LogParams::default()).await?)
     }
 
-    /// Waits for a line in a pod's log.
+    /// Waits for a line that contains `part` in a pod's log, and returns it.
     pub(super) async fn line(&self, namespace: &str, name: &str, part: &str) -> Result<String> {
         let what = format!("{namespace}/{name} says {part:?}");
         objects::until(&what, TIMEOUT, async || {
@@ -287,7 +287,7 @@ impl Rig {
         .await
     }
 
-    /// Waits until all pods of a namespace are captured, or none of them is.
+    /// Waits until all pods of a namespace are annotated as captured, or none of them is.
     pub(super) async fn captured(&self, namespace: &str, captured: bool) -> Result<()> {
         let what = format!("captured: {captured} for all of {namespace}");
         objects::until(&what, TIMEOUT, async || {
@@ -339,7 +339,7 @@ impl Rig {
 
     // === processes of a node ===
 
-    /// Ids, inside the node, of the processes of a program.
+    /// Returns the IDs, in the node's PID namespace, of a program's processes.
     pub(super) fn pids(&self, node: u8, program: Program) -> Result<Vec<u32>> {
         let mut pgrep = self.node(node).command("pgrep")?;
         let output = pgrep.arg("-f").arg(program.pattern()).output()?;
@@ -350,7 +350,7 @@ impl Rig {
             .collect())
     }
 
-    /// Kills a program's processes on a node; returns how many.
+    /// Kills a program's processes on a node; returns their number.
     pub(super) fn kill(&self, node: u8, program: Program) -> Result<usize> {
         let pids = self.pids(node, program)?;
         if !pids.is_empty() {
@@ -362,7 +362,7 @@ impl Rig {
         Ok(pids.len())
     }
 
-    /// Memory of a program's processes on a node.
+    /// Returns the memory of a program's processes on a node.
     pub(super) fn memory(&self, node: u8, program: Program) -> Result<Memory> {
         let mut sum = Memory::default();
         for pid in self.pids(node, program)? {
@@ -376,7 +376,7 @@ impl Rig {
         Ok(sum)
     }
 
-    /// Captures a node's outer interface with a filter until the returned value is dropped.
+    /// Captures packets on a node's outer interface that match a filter, until the returned value is dropped.
     pub(super) fn wire(&self, node: u8, filter: &str) -> Result<super::wire::Wire> {
         let mut tcpdump = self.node(node).command("tcpdump")?;
         tcpdump.args(["-i", "eth0", "-nn", "-tt", "-l", "-q", filter]);
@@ -397,7 +397,7 @@ pub(super) async fn pause(seconds: f64) {
     tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
 }
 
-/// Measures the time of an operation.
+/// Runs an operation, and returns its result and duration in seconds.
 pub(super) async fn timed<T>(work: impl Future<Output = Result<T>>) -> Result<(T, f64)> {
     let start = Instant::now();
     let value = work.await?;

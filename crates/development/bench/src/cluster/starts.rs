@@ -1,4 +1,4 @@
-//! The cost of the mesh at a pod's start: from the API request to the program's first instruction.
+//! Benchmark of the mesh's cost at a pod's start: from the API request to the program's first instruction.
 
 use anyhow::Result;
 use futures_util::future::try_join_all;
@@ -15,14 +15,14 @@ const ALONE: usize = 12;
 const CROWD: usize = 20;
 const CROWDS: usize = 3;
 
-/// Seconds, one pod at a time and many at once.
+/// Start times in seconds, of pods started one at a time and of many at once.
 #[derive(Clone, Debug)]
 pub(super) struct Starts {
     alone: Sample,
     crowd: Sample,
 }
 
-/// Starts pods in a namespace, in the mesh or outside.
+/// Measures starts of pods in a namespace, in the mesh or outside.
 pub(super) async fn measure(rig: &Rig, in_mesh: bool) -> Result<Starts> {
     rig.namespace("bench-start", in_mesh).await?;
     let (mut alone, mut crowd) = <(Sample, Sample)>::default();
@@ -53,7 +53,7 @@ async fn one(rig: &Rig, name: &str) -> Result<f64> {
     Ok(process_start(rig, "bench-start", name).await? - before)
 }
 
-/// Compares both costs with a cluster without the mesh.
+/// Compares the start times outside and inside the mesh with those of a cluster without a mesh.
 pub(super) fn compare(none: &Starts, outside: &Starts, inside: &Starts) -> (Row, Vec<Line>) {
     let cost = |starts: &Starts| starts.alone.median() - none.alone.median();
     let row = Row {

@@ -1,8 +1,7 @@
-//! Table of scenarios: result of the existing system, target, and measured result.
+//! Table of scenarios: result of Istio ambient, target, and measured result.
 //!
-//! The figures of the existing system were taken on a machine of this size, with Istio ambient (istiod,
-//! istio-cni and ztunnel of August 2026, the charts' defaults) on the same two-node Kubernetes 1.34 and
-//! under the same load.
+//! Istio's results were measured on a machine of this size, with Istio ambient (istiod, istio-cni and ztunnel of August
+//! 2026, the charts' defaults) on the same two-node Kubernetes 1.34 and under the same load.
 
 use comfy_table::{ContentArrangement, Table};
 
@@ -13,13 +12,13 @@ pub(crate) struct Row {
     pub(super) existing: &'static str,
     pub(super) target: &'static str,
     pub(super) measured: String,
-    /// Existing result divided by the measured one, if both are single values.
+    /// Istio's result divided by the measured result, if both are single values.
     pub(super) times_better: Option<f64>,
     pub(super) reached: bool,
 }
 
 impl Row {
-    /// Prints the measured result immediately.
+    /// Prints the measured result immediately, and returns the row.
     pub(super) fn tell(self) -> Self {
         let reached = if self.reached {
             "reached"
@@ -31,7 +30,7 @@ impl Row {
     }
 }
 
-/// Prints the table.
+/// Prints the table of scenarios.
 #[expect(clippy::print_stdout, reason = "the report is what the program is for")]
 pub(crate) fn print(rows: &[Row]) {
     let mut table = Table::new();

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use parking_lot::Mutex;
 
-/// Packets seen so far; ends when dropped.
+/// Packets captured so far; dropping it ends the capture.
 pub(super) struct Wire {
     tcpdump: Child,
     packets: Arc<Mutex<Vec<Packet>>>,
@@ -66,7 +66,7 @@ impl Drop for Wire {
 }
 
 impl Packet {
-    /// Reads `1763.5 IP 10.0.0.1.4000 > 10.0.0.2.8080: tcp 17`.
+    /// Parses a line of `tcpdump`, such as `1763.5 IP 10.0.0.1.4000 > 10.0.0.2.8080: tcp 17`.
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace();
         let unix = words.next()?.parse().ok()?;

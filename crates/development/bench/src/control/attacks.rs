@@ -1,4 +1,4 @@
-//! Attacks of one unauthenticated pod on the control plane.
+//! Attacks on the control plane from one unauthenticated pod.
 
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
@@ -18,27 +18,27 @@ use tokio::{
 
 use super::{new_pods, proxies, proxies::Target};
 
-/// The attacker's address.
+/// Source address of the attacker.
 const SOURCE: [u8; 4] = [127, 200, 0, 1];
-/// Concurrent operations of the attacker.
+/// Number of concurrent operations of the attacker.
 const CONCURRENCY: usize = 32;
-/// Maximum idle connections of the attacker.
+/// Maximum idle connections that the attacker holds.
 const MAX_IDLE_CONNECTIONS: usize = 17_000;
-/// Timeout of the preparation.
+/// Timeout until an attack has reached its full rate.
 const PREPARATION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The kind of attack.
+/// Kind of attack on the control plane.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Attack {
-    /// Reads debug pages repeatedly.
+    /// Requests debug pages repeatedly.
     Debug,
-    /// Holds TLS connections on which it sends nothing.
+    /// Holds idle TLS connections.
     IdleTls,
-    /// Sends forged tokens.
+    /// Calls the CSR API with forged tokens.
     Tokens,
 }
 
-/// A running attack; it ends when this is dropped.
+/// Running attack, which ends when this value is dropped.
 #[derive(Debug)]
 pub(super) struct RunningAttack(Arc<AtomicBool>);
 
@@ -49,7 +49,7 @@ impl Drop for RunningAttack {
 }
 
 impl Attack {
-    /// All attacks; the first round has none.
+    /// All kinds of attacks, after a first round without an attack.
     pub(super) const ALL: [Option<Self>; 4] = [
         None,
         Some(Self::Debug),
@@ -65,7 +65,7 @@ impl Attack {
         }
     }
 
-    /// Starts the attack on a thread; returns when it has reached its full rate.
+    /// Starts the attack on a thread; returns once the attack has reached its full rate.
     pub(super) fn start(self, target: &Target, monitoring: u16) -> Result<RunningAttack> {
         let over = Arc::<AtomicBool>::default();
         let (ended, target) = (Arc::clone(&over), target.clone());
@@ -130,7 +130,7 @@ async fn read_page(address: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Keeps one attacker's part of the idle connections open, and replaces closed ones.
+/// Keeps one of the attacker's tasks' share of idle connections open, and replaces closed ones.
 async fn hold(target: &Target, held: &AtomicUsize, ended: &AtomicBool) -> Result<()> {
     let mut open = Vec::new();
     while !ended.load(Ordering::Relaxed) {

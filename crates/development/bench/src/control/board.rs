@@ -1,15 +1,14 @@
-//! Times of each change and of its arrival at the last proxy.
+//! Records the times at which changes are made and reach the last proxy.
 
 use std::{
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
-/// Prefix of the names of changed objects, before their number.
+/// Prefix of the names of changed objects, before the number of the change.
 pub(super) const MARK: &str = "churn-";
 
-/// Counts the proxies that received each change. Changes have numbers; a removal has a number of its
-/// own.
+/// Times of each change, and the number of proxies that received it. Additions and removals are numbered separately.
 #[derive(Debug)]
 pub(super) struct Board {
     start: Instant,
@@ -19,14 +18,14 @@ pub(super) struct Board {
 
 #[derive(Debug, Default)]
 struct Delivery {
-    /// Nanoseconds after the start; 0 if it has not happened.
+    /// Time at which the change was made, in nanoseconds after the start; 0 if it was not made yet.
     made: AtomicU64,
     by: AtomicU32,
     last: AtomicU64,
 }
 
 impl Board {
-    /// Creates a board for this many changes of each kind.
+    /// Creates a board for this many additions and as many removals.
     pub(super) fn new(changes: usize) -> Self {
         let delivery = || (0..changes).map(|_| Delivery::default()).collect();
         Self {
@@ -44,14 +43,14 @@ impl Board {
         if is_there { &self.there } else { &self.gone }
     }
 
-    /// Records the start of change `number`.
+    /// Records the time at which addition (`is_there`) or removal `number` is made.
     pub(super) fn made(&self, is_there: bool, number: usize) {
         if let Some(delivery) = self.delivery(is_there).get(number) {
             delivery.made.store(self.now().max(1), Ordering::Relaxed);
         }
     }
 
-    /// Records that a proxy received a record.
+    /// Records that a proxy received the addition (`is_there`) or removal of the record `name`.
     pub(super) fn seen(&self, is_there: bool, name: &[u8]) {
         let Some(number) = number(name) else { return };
         let Some(delivery) = self.delivery(is_there).get(number) else {
@@ -61,7 +60,7 @@ impl Board {
         delivery.last.fetch_max(self.now(), Ordering::Relaxed);
     }
 
-    /// Returns for every change from that number on the time until `proxies` proxies received it; `None` if some have
+    /// Returns for every change from number `from` on the time until `proxies` proxies received it; `None` if some have
     /// not.
     pub(super) fn latencies(&self, from: usize, proxies: u32) -> Vec<Option<Duration>> {
         let there = self.there.iter().skip(from);
@@ -78,7 +77,7 @@ impl Board {
     }
 }
 
-/// Parses the number of a change from the name of its record.
+/// Parses the number of a change from the name of its object's record.
 fn number(name: &[u8]) -> Option<usize> {
     let name = std::str::from_utf8(name).ok()?;
     let (_, rest) = name.rsplit_once(MARK)?;

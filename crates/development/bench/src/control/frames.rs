@@ -1,12 +1,12 @@
-//! Parses delta responses at little cost: a thousand simulated proxies share the machine with the
-//! control plane they measure. Records are skipped as they arrive; only their names are read, and only
-//! in messages small enough to be a change rather than a first state.
+//! Parses delta xDS responses at little cost: a thousand simulated proxies share the machine with the control plane
+//! they measure. Records are skipped as they arrive; only their names are read, and only in messages small enough to be
+//! a change rather than an initial state.
 
 use anyhow::{Context, Result, bail};
 
-/// Messages up to this size are read with the names of their records.
+/// Maximum size of a message in bytes whose record names are read.
 const CHANGE: usize = 256 * 1024;
-/// Length of the prefix of gRPC messages: compressed flag and length.
+/// Length of the prefix of gRPC messages: compression flag and message length.
 const PREFIX: usize = 5;
 
 // Field numbers of envoy.service.discovery.v3.
@@ -18,21 +18,21 @@ const RESOURCE_NAME: u64 = 3;
 /// Length-delimited wire type of protobuf.
 const BYTES: u64 = 2;
 
-/// The fields of a push that a proxy needs for its answer, and those that the benchmark records.
+/// Fields of a delta xDS response that a proxy needs for its acknowledgement, and those that the benchmark records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Push {
     pub(super) type_url: String,
     pub(super) nonce: String,
     pub(super) resources: u32,
     pub(super) removed: u32,
-    /// Bytes of the message.
+    /// Size of the message in bytes.
     pub(super) size: usize,
 }
 
-/// Parses bytes as they arrive and returns the completed pushes.
+/// Incremental parser of delta xDS responses.
 #[derive(Debug, Default)]
 pub(super) struct Reader {
-    /// Bytes that cannot be parsed before more arrive.
+    /// Bytes of an incomplete field.
     pending: Vec<u8>,
     message: Option<Message>,
 }
@@ -40,15 +40,15 @@ pub(super) struct Reader {
 #[derive(Debug, Default)]
 struct Message {
     left: usize,
-    /// Bytes of the current field to skip.
+    /// Number of bytes of the current field that are still to be skipped.
     skip: usize,
     is_change: bool,
     push: Push,
 }
 
 impl Reader {
-    /// `named` is called with the name of every record of a small message: `true` for an existing one,
-    /// `false` for a removed one.
+    /// Parses bytes and returns the pushes that they complete. Calls `named` with the name of every record of a small
+    /// message: `true` for an existing record, `false` for a removed one.
     pub(super) fn read(
         &mut self,
         mut bytes: &[u8],
@@ -109,7 +109,7 @@ impl Reader {
 }
 
 impl Message {
-    /// Parses one field; false if it is incomplete.
+    /// Parses one field of a message; returns false if the field is incomplete.
     fn field(&mut self, rest: &mut &[u8], named: &mut impl FnMut(bool, &[u8])) -> Result<bool> {
         let mut after = *rest;
         let (Some(key), Some(length)) = (varint(&mut after)?, varint(&mut after)?) else {
@@ -166,7 +166,7 @@ fn resource_name(mut resource: &[u8]) -> Result<&[u8]> {
     Ok(&[])
 }
 
-/// Parses a variable-length number; `None` if it is incomplete.
+/// Parses a protobuf varint; `None` if it is incomplete.
 fn varint(bytes: &mut &[u8]) -> Result<Option<u64>> {
     let mut value = 0;
     for (index, byte) in bytes.iter().enumerate().take(10) {

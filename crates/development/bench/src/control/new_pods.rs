@@ -1,4 +1,4 @@
-//! New pods: their node's proxy requests their certificates over a connection of its own, from its own
+//! Benchmark of new pods: their node's proxy requests their certificates over a separate connection, from its own
 //! address, as after its start.
 
 use std::{
@@ -19,16 +19,16 @@ use super::{
     proxies::{self, Target},
 };
 
-/// Rate of new pods.
+/// Number of new pods per second.
 const PODS_PER_SECOND: u32 = 50;
-/// Timeout for a pod's certificate.
+/// Timeout until a pod has its certificate.
 const TIMEOUT: Duration = Duration::from_secs(300);
-/// Timeout of an attempt, and the pause before the next, like those of node proxies.
+/// Timeout of one certificate request, and the pause before the next attempt, like those of node proxies.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
 const PATH: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
 
-/// Creates pods at a steady rate by `bring`, and returns the time until each one's certificate.
+/// Creates pods at a steady rate by `bring`, and returns the time until the certificate of each was issued.
 pub(super) fn certificates(
     target: &Target,
     size: Size,
@@ -85,7 +85,7 @@ async fn certificate(target: &Target, node: u32, identity: &Identity) -> Result<
     Ok(())
 }
 
-/// A request for a certificate.
+/// Returns a certificate request, which impersonates `identity` if it is given.
 pub(super) fn request(csr: String, identity: Option<&Identity>) -> IstioCertificateRequest {
     let text = |identity: &Identity| Value {
         kind: Some(Kind::StringValue(identity.to_string())),

@@ -1,4 +1,4 @@
-//! The measured control plane: the real program, following a simulated API server.
+//! The measured control plane: the real program, which follows a simulated API server.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use rustls::{
 use super::proxies::Target;
 use crate::process;
 
-/// A running `ambit-control`; it ends when this is dropped.
+/// Running `ambit-control`, which ends when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Plane {
     process: Child,
@@ -29,7 +29,7 @@ pub(super) struct Plane {
     started: Instant,
 }
 
-/// CPU time and memory at one time.
+/// CPU time and memory of the control plane at one time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Usage {
     at: Instant,
@@ -38,20 +38,20 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    /// Mean number of cores in use since an earlier time.
+    /// Returns the mean number of CPU cores in use since an earlier time.
     pub(super) fn cores_since(self, earlier: Self) -> f64 {
         let elapsed = self.at.duration_since(earlier.at).as_secs_f64();
         self.seconds_since(earlier) / elapsed.max(0.001)
     }
 
-    /// CPU seconds used since an earlier time.
+    /// Returns the CPU time in seconds used since an earlier time.
     pub(super) fn seconds_since(self, earlier: Self) -> f64 {
         self.cpu.saturating_sub(earlier.cpu).as_secs_f64()
     }
 }
 
 impl Plane {
-    /// Starts the control plane with a log in `directory`.
+    /// Starts the control plane, which logs into `directory`.
     pub(super) fn start(kubeconfig: &str, directory: &Path) -> Result<Self> {
         let program = std::env::current_exe()?.with_file_name("ambit-control");
         let config = directory.join("kubeconfig");
@@ -87,7 +87,7 @@ impl Plane {
         })
     }
 
-    /// Waits until it serves; returns the time since its start.
+    /// Waits until the control plane is ready; returns the time since its start.
     pub(super) fn ready(&mut self, within: Duration) -> Result<Duration> {
         let deadline = Instant::now() + within;
         while !self.is_ready() {
@@ -117,12 +117,12 @@ impl Plane {
         asked().is_ok_and(|text| text.starts_with("HTTP/1.1 200"))
     }
 
-    /// The port of the monitoring pages, on every address of this machine.
+    /// Returns the port of the monitoring pages, on every address of this machine.
     pub(super) fn monitoring(&self) -> u16 {
         self.monitoring.port()
     }
 
-    /// The address and credentials that proxies need to connect.
+    /// Returns the address and credentials with which proxies connect to the control plane.
     pub(super) fn target(&self) -> Result<Target> {
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_file_iter(&self.root)? {

@@ -1,11 +1,11 @@
-//! The cluster that the control plane is measured with: objects of realistic size.
+//! Objects of the simulated cluster, of realistic size.
 
 use ambit_model::Identity;
 use serde_json::{Value, json};
 
 use super::board::MARK;
 
-/// The number of objects of each kind.
+/// Number of objects of each kind.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
     pub(super) nodes: u32,
@@ -22,7 +22,7 @@ pub(super) const ACCOUNTS: &str = "/api/v1/serviceaccounts";
 pub(super) const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 pub(super) const POLICIES: &str = "/apis/security.istio.io/v1/authorizationpolicies";
 
-/// Kinds without objects.
+/// Collections and kinds that have no objects.
 pub(super) const EMPTY: &[(&str, &str)] = &[
     (
         "/apis/networking.istio.io/v1/serviceentries",
@@ -47,7 +47,7 @@ impl Size {
         format!("team-{}", service % self.namespaces)
     }
 
-    /// Returns the initial objects by collection.
+    /// Returns the initial objects, each with its collection.
     pub(super) fn objects(self) -> impl Iterator<Item = (&'static str, Value)> {
         let nodes = (0..self.nodes).map(|n| (NODES, node(n)));
         let namespaces = (0..self.namespaces)
@@ -105,7 +105,7 @@ impl Size {
         })
     }
 
-    /// A DENY policy for one service, whose publication is followed to the last proxy.
+    /// Returns a DENY policy for one service, whose delivery to the last proxy is measured.
     pub(super) fn deny(self, number: usize) -> Value {
         json!({
             "apiVersion": "security.istio.io/v1", "kind": "AuthorizationPolicy",
@@ -153,7 +153,7 @@ impl Size {
         self.any_pod(n / self.pods_each, &self.pod_name(n), n, true)
     }
 
-    /// The pod that a change adds or removes. Without an address it is only scheduled.
+    /// Returns the pod that a change adds or removes; without an address, the pod is only scheduled.
     pub(super) fn churning(self, number: u32, has_address: bool) -> Value {
         let service = number % self.services;
         // Addresses beyond those of the initial pods, reused after a while.
@@ -266,7 +266,7 @@ impl Size {
     }
 }
 
-/// The node proxy's pod of a node.
+/// Returns the node proxy's pod on a node.
 pub(super) fn proxy_pod(node: u32) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -302,7 +302,7 @@ fn node(n: u32) -> Value {
     })
 }
 
-/// The managed fields that every object carries.
+/// Returns the `managedFields` that every object has.
 fn managed(by: &str) -> Value {
     let fields: serde_json::Map<_, _> = (0..24)
         .map(|n| {
@@ -317,7 +317,7 @@ fn managed(by: &str) -> Value {
         "fieldsV1": {"f:status": fields}}])
 }
 
-/// Returns the address with a number in a network with 24 host bits.
+/// Returns the address with this number in a network of 24 host bits.
 fn address(network: u8, number: u32) -> String {
     let [_, a, b, c] = (number + 1).to_be_bytes();
     format!("{network}.{a}.{b}.{c}")

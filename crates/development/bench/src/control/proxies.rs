@@ -1,5 +1,5 @@
-//! Simulated node proxies: each a TLS connection with one delta xDS stream, under its own token. They
-//! receive everything, answer every push, and keep nothing.
+//! Simulated node proxies: each a TLS connection with one delta xDS stream, under its own token. They subscribe to
+//! everything, acknowledge every push, and store nothing.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -33,25 +33,25 @@ use tokio::{
 
 use super::{board::Board, frames::Reader};
 
-/// Maximum proxies that receive their initial state concurrently.
+/// Maximum number of proxies that receive their initial state concurrently.
 const MAX_CONCURRENT_STARTS: usize = 32;
-/// The HTTP/2 window of a proxy.
+/// HTTP/2 flow-control window of a proxy, in bytes.
 const WINDOW: u32 = 1 << 20;
 
 /// Counters that all proxies share.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
-    /// Bytes that arrived at sockets.
+    /// Number of bytes that the proxies' sockets received.
     pub(super) bytes: AtomicU64,
     /// Number of delta responses.
     pub(super) pushes: AtomicU64,
-    /// Proxies that have their first state.
+    /// Number of proxies that have received their initial state.
     pub(super) synced: AtomicU32,
-    /// Streams that ended.
+    /// Number of streams that have ended.
     pub(super) ended: AtomicU32,
 }
 
-/// The proxies and the thread they run on.
+/// All simulated proxies, and the thread on which they run.
 #[derive(Debug)]
 pub(super) struct Fleet {
     pub(super) totals: Arc<Totals>,
@@ -60,7 +60,7 @@ pub(super) struct Fleet {
     failed: Arc<parking_lot::Mutex<Option<String>>>,
 }
 
-/// The control plane's address, and the proxies' credentials.
+/// Address of the control plane, and the proxies' credentials.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     pub(super) address: SocketAddr,
@@ -68,13 +68,13 @@ pub(super) struct Target {
     pub(super) server_name: ServerName<'static>,
 }
 
-/// Token of one proxy in Kubernetes' format. Its signature is the proxy's number, by which the simulated API server
-/// recognizes it.
+/// Returns the token of a proxy in Kubernetes' format. Its signature is the proxy's number, by which the simulated API
+/// server recognizes it.
 pub(super) fn token(proxy: u32) -> String {
     signed(&format!("proxy {proxy}"))
 }
 
-/// A node proxy's token with this signature.
+/// Returns a node proxy's token with this signature.
 pub(super) fn signed(signature: &str) -> String {
     let part = |text: &str| BASE64_URL_SAFE_NO_PAD.encode(text);
     let claims = r#"{"iss":"https://kubernetes.default.svc","aud":["istio-ca"],"exp":4000000000,
@@ -83,7 +83,7 @@ pub(super) fn signed(signature: &str) -> String {
     format!("{}.{}.{}", part(header), part(claims), part(signature))
 }
 
-/// Returns the proxy of a token.
+/// Returns the number of the proxy to which a token belongs.
 pub(super) fn proxy_of(token: &str) -> Option<u32> {
     let (_, signature) = token.rsplit_once('.')?;
     let signature = BASE64_URL_SAFE_NO_PAD.decode(signature).ok()?;
@@ -91,14 +91,14 @@ pub(super) fn proxy_of(token: &str) -> Option<u32> {
     signature.strip_prefix("proxy ")?.parse().ok()
 }
 
-/// Source address of a proxy; each has its own, as on a cluster.
+/// Returns the source address of a proxy; each has its own, as on a cluster.
 pub(super) fn address(proxy: u32) -> IpAddr {
     let [_, _, high, low] = proxy.to_be_bytes();
     [127, 1, high, low].into()
 }
 
 impl Target {
-    /// An HTTP/2 connection from an address; `counted` counts its bytes.
+    /// Opens an HTTP/2 connection from a source address; `counted` wraps the stream to count its bytes.
     pub(super) async fn connect<S>(
         &self,
         source: IpAddr,
@@ -169,7 +169,7 @@ impl Fleet {
         fleet
     }
 
-    /// Waits until every proxy has its first state.
+    /// Waits until every proxy has received its initial state.
     pub(super) fn synced(&self, within: Duration) -> Result<()> {
         let deadline = Instant::now() + within;
         loop {
@@ -187,7 +187,7 @@ impl Fleet {
         }
     }
 
-    /// Whether all streams are still open.
+    /// Fails if any stream has ended.
     pub(super) fn check(&self) -> Result<()> {
         match &*self.failed.lock() {
             Some(error) => bail!("a stream ended: {error}"),
@@ -256,7 +256,7 @@ impl Proxy {
     }
 }
 
-/// Encodes a message with gRPC's prefix.
+/// Encodes a message with gRPC's length prefix.
 pub(super) fn frame(message: &impl Message) -> Bytes {
     let message = message.encode_to_vec();
     let mut bytes = BytesMut::with_capacity(message.len() + 5);

@@ -12,13 +12,13 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::{servers::provider, side::OURS};
 
-/// Namespace and name of the authorizer.
+/// Namespace and name of the authorizer's pod.
 pub(super) const NAMESPACED_NAME: (&str, &str) = ("authorizers", "authorizer");
 pub(super) const PORT: u16 = 9000;
-/// A CheckResponse whose status is 0, OK, as a message of gRPC.
+/// gRPC message with a `CheckResponse` whose status is 0 (OK).
 const ALLOWED: &[u8] = &[0, 0, 0, 0, 2, 0x0a, 0];
 
-/// Manifests of the authorizer's pod, and of its objects for Ambit's waypoint.
+/// Returns the manifests of the authorizer's pod, and of the objects that make Ambit's waypoint call it.
 pub(super) fn manifests() -> Result<String> {
     let command = format!("{}, authorizer", std::env::current_exe()?.display());
     let provider = provider(
@@ -42,7 +42,7 @@ spec:
     ))
 }
 
-/// Configuration of Envoy's ext_authz filter.
+/// Returns the configuration of Envoy's ext_authz filter.
 pub(super) fn ext_authz() -> Value {
     json!({
         "transport_api_version": "V3",

@@ -1,4 +1,4 @@
-//! Time from a changed route to the first response that shows it.
+//! Benchmark of the time from a changed route to the first response that shows the change.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -15,13 +15,13 @@ use super::{
     table::Row,
 };
 
-/// Number of changes of each side, whose median is reported.
+/// Number of changes on each side, whose median is reported.
 const CHANGES: usize = 20;
-/// Timeout of a change.
+/// Timeout until a change shows in a response.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Compares both in turn. For Ambit, a change starts with a manifest and passes through the control plane; Envoy reads
-/// its routes from the changed file.
+/// Measures both sides in turn. For Ambit, a change starts with a manifest and passes through the control plane; Envoy
+/// reads its routes from the changed file.
 pub(super) fn compare(lab: &Lab) -> Result<Row> {
     let (mut ours, mut envoy) = (
         PollingClient::begin(lab, OURS)?,
@@ -40,7 +40,7 @@ pub(super) fn compare(lab: &Lab) -> Result<Row> {
     Ok(Row::change(our_times, their_times))
 }
 
-/// A client that sends requests repeatedly over one connection.
+/// Client that sends requests repeatedly over one connection.
 struct PollingClient {
     stream: BufReader<TcpStream>,
 }
@@ -55,7 +55,7 @@ impl PollingClient {
         })
     }
 
-    /// Returns the milliseconds until a response with the mark.
+    /// Returns the milliseconds since `began` until a response has the header value `mark`.
     fn until(&mut self, mark: usize, began: Instant) -> Result<f64> {
         let expected = mark.to_string();
         loop {
@@ -69,7 +69,7 @@ impl PollingClient {
         }
     }
 
-    /// Sends a request and returns the mark in the response.
+    /// Sends a request and returns the marking header of the response.
     fn ask(&mut self) -> Result<Option<String>> {
         let request = b"GET / HTTP/1.1\r\nHost: server\r\n\r\n";
         self.stream.get_mut().write_all(request)?;

@@ -2,12 +2,12 @@
 
 use serde_json::{Value, json};
 
-/// Socket address in Envoy's configuration.
+/// Returns a socket address in Envoy's configuration.
 pub(super) fn socket(address: &str, port: u16) -> Value {
     json!({"socket_address": {"address": address, "port_value": port}})
 }
 
-/// Cluster with these endpoints.
+/// Returns a cluster of Envoy with these endpoints.
 pub(super) fn cluster_of(name: &str, addresses: &[Value]) -> Value {
     let endpoint = |address| json!({"endpoint": {"address": address}});
     let endpoints: Vec<Value> = addresses.iter().map(endpoint).collect();

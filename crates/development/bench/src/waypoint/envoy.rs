@@ -30,17 +30,17 @@ use tonic::Request;
 
 use super::scenario::Scenario;
 
-/// The file of routes.
+/// Name of the file with Envoy's routes.
 const ROUTES: &str = "routes.json";
 
-/// Number of Envoy's threads: that of workers of Ambit's waypoint.
+/// Number of Envoy's worker threads, equal to that of Ambit's waypoint.
 const WORKERS: &str = "2";
 /// Admin port of Envoy in the pod.
 const ADMIN: u16 = 15000;
-/// Drain time: the default of Istio's agent.
+/// Drain time of Envoy, the default of Istio's agent.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// The files of one Envoy.
+/// Paths of the configuration files of one Envoy.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
     directory: PathBuf,
@@ -57,7 +57,7 @@ impl Files {
         self.directory.join(name)
     }
 
-    /// Writes the configuration, for which the pod waits.
+    /// Writes Envoy's configuration, for which the program in the pod waits.
     pub(crate) fn configure(
         &self,
         scenario: Scenario,
@@ -69,7 +69,7 @@ impl Files {
         self.replace("envoy.json", &configuration.to_string())
     }
 
-    /// Replaces the routes; a mark is added to all responses as a header.
+    /// Replaces Envoy's routes; `mark` is added to all responses as a header.
     pub(super) fn route(&self, scenario: Scenario, mark: Option<usize>) -> Result<()> {
         self.replace(ROUTES, &Self::routes(scenario, mark).to_string())
     }
@@ -81,7 +81,8 @@ impl Files {
     }
 }
 
-/// Fetches the pod's certificate, waits for the configuration, and runs `envoy` until it or the pod ends.
+/// Runs in place of Ambit's waypoint in a pod: fetches the pod's certificate, waits for the configuration, and runs
+/// `envoy` until it or the pod ends.
 pub(crate) fn stand_in(envoy: &Path, directory: &Path) -> Result<()> {
     let files = Files::new(directory);
     ambit_rt::current_thread()?.block_on(async {
@@ -111,7 +112,7 @@ pub(crate) fn stand_in(envoy: &Path, directory: &Path) -> Result<()> {
     })
 }
 
-/// Makes Envoy drain its connections.
+/// Makes Envoy drain its connections, by its admin API.
 async fn drain() -> Result<()> {
     let mut admin = TcpStream::connect((Ipv4Addr::LOCALHOST, ADMIN)).await?;
     let request = "POST /drain_listeners?graceful HTTP/1.1\r\nhost: admin\r\ncontent-length: 0\r\n\

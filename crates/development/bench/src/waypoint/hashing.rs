@@ -1,5 +1,5 @@
-//! Consistent hashing of a header over a thousand endpoints: by a DestinationRule in Ambit, by a ring in Envoy. The
-//! endpoints are addresses of one server outside the mesh.
+//! Benchmark of consistent hashing of a header over a thousand endpoints: by a DestinationRule in Ambit, by a ring hash
+//! in Envoy. The endpoints are addresses of one server outside the mesh.
 
 use std::{fs, net::Ipv4Addr, path::Path};
 
@@ -13,15 +13,15 @@ use super::{
 };
 use crate::rig::Rig;
 
-/// The server's namespace, and its name.
+/// Namespace and name of the server's pod.
 pub(super) const NAMESPACED_NAME: (&str, &str) = ("outside", "server");
 const PORT: u16 = 8080;
-/// A pod in the node's own network.
+/// Name of a pod in the node's own network namespace.
 const ROUTER: &str = "router";
 /// Host of the ServiceEntry, and its virtual address.
 const HOST: &str = "many.example";
 const ADDRESS: &str = "10.97.1.1";
-/// Header by which endpoints are chosen.
+/// Request header whose hash selects the endpoint.
 const HEADER: &str = "x-user";
 /// First address of the endpoints (RFC 2544), in a large enough network.
 const FIRST: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
@@ -32,7 +32,7 @@ fn endpoints() -> impl Iterator<Item = Ipv4Addr> {
     (0..ENDPOINTS).map(|n| Ipv4Addr::from_bits(FIRST.to_bits() + n))
 }
 
-/// Manifests of the server, and of the objects with its addresses for Ambit's waypoint.
+/// Returns the manifests of the server, and of the ServiceEntry with its addresses for Ambit's waypoint.
 pub(super) fn manifests(scratch: &Path) -> Result<String> {
     let (namespace, _) = NAMESPACED_NAME;
     let nginx = nginx(scratch, namespace)?;
@@ -71,7 +71,7 @@ spec:
     ))
 }
 
-/// Routes the endpoints' addresses to the server, which accepts them as local.
+/// Routes the endpoints' addresses to the server, which accepts them as its own.
 pub(super) fn route(rig: &Rig, server: &str) -> Result<()> {
     let (namespace, name) = NAMESPACED_NAME;
     let own = ["ip", "route", "add", "local", NETWORK, "dev", "lo"].map(Into::into);
@@ -89,7 +89,7 @@ pub(super) fn url(side: Side) -> String {
     }
 }
 
-/// Arguments of `wrk` by which each request has another value of the header.
+/// Returns arguments of `wrk` that give each request another value of the header.
 pub(super) fn arguments(side: Side, scratch: &Path) -> Result<Vec<String>> {
     let script = scratch.join("users.lua");
     let text = format!(
@@ -106,7 +106,7 @@ end\n"
     Ok(arguments)
 }
 
-/// Route of Envoy.
+/// Returns the action of Envoy's route, with its hash policy.
 pub(super) fn to() -> Value {
     json!({
         "cluster": HOST,
@@ -115,7 +115,7 @@ pub(super) fn to() -> Value {
     })
 }
 
-/// Envoy's cluster, with the smallest ring that Istio configures.
+/// Returns Envoy's cluster, with the smallest ring that Istio configures.
 pub(super) fn cluster() -> Value {
     let addresses: Vec<Value> = endpoints()
         .map(|address| socket(&address.to_string(), PORT))

@@ -1,4 +1,4 @@
-//! Lab with both waypoints, and the loads that are sent through each.
+//! Lab with both waypoints, and the load through each.
 
 use std::{
     fmt, fs,
@@ -31,7 +31,7 @@ const ROUNDS: usize = 3;
 /// Number of warm-up attempts that may fail before the first measurement.
 const MAX_WARM_UPS: usize = 6;
 
-/// Load of requests from one client.
+/// Kind of load from one client.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Load {
     /// HTTP/1.1 on this number of connections.
@@ -44,7 +44,7 @@ pub(super) enum Load {
     Grpc(u32),
 }
 
-/// A lab with both waypoints.
+/// Running lab with both waypoints.
 pub(super) struct Lab {
     pub(super) rig: Rig,
     pub(super) scenario: Scenario,
@@ -108,7 +108,7 @@ impl Lab {
         process::with_variable(side.program, &format!("GATEWAY_NAME={}", side.name))
     }
 
-    /// Measures both waypoints, alternately.
+    /// Measures the load through both waypoints, alternately.
     pub(super) fn compare(&self, what: &str, load: Load) -> Result<Vec<Row>> {
         let (mut ours, mut envoy) = (Vec::new(), Vec::new());
         for _ in 0..figure::rounds(ROUNDS)? {
@@ -122,7 +122,7 @@ impl Lab {
         Ok(rows)
     }
 
-    /// Compares the memory of both; when idle, after it is stable.
+    /// Compares the memory of both waypoints; with `is_idle`, after it no longer changes.
     pub(super) fn memory(&self, what: &str, is_idle: bool) -> Result<Row> {
         let resident = |side| {
             let now = || process::resident_mb(&self.pids(side)?);
@@ -203,7 +203,8 @@ impl Lab {
     }
 }
 
-/// Returns a directory of programs whose waypoint is Ambit's or Envoy, by the name of the Gateway.
+/// Creates a directory of programs in which the waypoint program starts Ambit's or Envoy, by the name of the Gateway,
+/// and returns its path.
 fn programs(scratch: &Path, envoy: &Path) -> Result<PathBuf> {
     let bench = std::env::current_exe()?;
     let built = bench.parent().context("a program is in a directory")?;

@@ -1,4 +1,4 @@
-//! Objects of both sides: a client, a server, a Gateway, and the policies and routes that the waypoint evaluates.
+//! Objects for both waypoints: a client, a server, a Gateway, and the policies and routes that the waypoint evaluates.
 
 use std::{fmt::Write, fs, os::unix::fs::symlink, path::Path};
 
@@ -10,10 +10,10 @@ use super::{
     side::{ENVOY, OURS, Side},
 };
 
-/// Maximum rules of an HTTPRoute.
+/// Maximum number of rules in an HTTPRoute.
 const RULES_PER_ROUTE: usize = 16;
 
-/// Returns all manifests but the Gateways as one file.
+/// Returns all manifests except the Gateways, as one file.
 pub(super) fn of(scratch: &Path, programs: &Path, scenario: Scenario) -> Result<String> {
     fs::write(scratch.join("large"), vec![b'x'; 1 << 20])?;
     // The name selects the program's role.
@@ -91,7 +91,7 @@ spec: {{selector: {{app: server}}, ports: [{{name: http, port: 80, targetPort: 8
     Ok(text)
 }
 
-/// Manifest of the Gateway; another revision changes the template of its pods.
+/// Returns the manifest of the Gateway; another `revision` changes its pod template.
 pub(super) fn gateway(side: Side, revision: usize) -> String {
     format!(
         "apiVersion: gateway.networking.k8s.io/v1
@@ -106,7 +106,7 @@ spec:
     )
 }
 
-/// Returns a route that adds a header to responses.
+/// Returns the manifest of a route that adds the header value `mark` to responses.
 pub(super) fn marking(side: Side, mark: usize) -> String {
     format!(
         "apiVersion: gateway.networking.k8s.io/v1

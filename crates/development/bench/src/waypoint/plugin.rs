@@ -1,4 +1,5 @@
-//! Plugin that changes headers, the same module on both sides: a WasmPlugin in Ambit, the Wasm filter on V8 in Envoy.
+//! Benchmark of a plugin that changes headers, the same module on both sides: a WasmPlugin in Ambit, the Wasm filter on
+//! V8 in Envoy.
 
 use std::{fs, path::Path};
 
@@ -11,7 +12,7 @@ use super::side::OURS;
 const MODULE: &str = include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
 const FILE: &str = "headers.wasm";
 
-/// Manifests for Ambit's waypoint; the module is written into the directory.
+/// Returns the manifests for Ambit's waypoint; writes the module into the directory.
 pub(super) fn manifests(directory: &Path) -> Result<String> {
     let path = directory.join(FILE);
     fs::write(&path, wat::parse_str(MODULE)?)?;
@@ -30,7 +31,7 @@ spec:
     ))
 }
 
-/// Filter of Envoy.
+/// Returns the configuration of Envoy's Wasm filter.
 pub(super) fn of_envoy(directory: &Path) -> Value {
     json!({"config": {
         "name": "headers",

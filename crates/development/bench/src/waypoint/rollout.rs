@@ -1,4 +1,4 @@
-//! Replacement of a waypoint's pods under load: failed requests, and latency meanwhile.
+//! Benchmark of replacing a waypoint's pods under load: failed requests, and latency meanwhile.
 
 use std::{collections::BTreeSet, path::Path, thread, time::Duration};
 
@@ -13,14 +13,14 @@ use super::{
 };
 use crate::load::HttpLoad;
 
-/// Time before the rollout, so that the load has started.
+/// Delay of the rollout, so that the load has started.
 const LEAD: Duration = Duration::from_secs(2);
-/// Duration of the load; a rollout takes about half of it.
+/// Duration of the load in seconds; a rollout takes about half of it.
 const SECONDS: u32 = 20;
-/// Number of rollouts of each side.
+/// Number of rollouts on each side.
 const ROUNDS: usize = 3;
 
-/// Compares both in turn: failed requests in all rollouts, and the 99th percentile of one.
+/// Compares both waypoints in turn: failed requests in all rollouts, and the 99th percentile of the latency in one.
 pub(super) fn compare(envoy: &Path) -> Result<Vec<Row>> {
     let lab = Lab::up(envoy, Scenario::default())?;
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
@@ -61,7 +61,7 @@ fn roll(lab: &Lab, side: Side, revision: usize) -> Result<HttpLoad> {
     })
 }
 
-/// Names of the waypoint's pods.
+/// Returns the names of the waypoint's pods.
 fn pods(lab: &Lab, side: Side) -> Result<BTreeSet<String>> {
     let status = lab.rig.until("pods are known", |_| true)?;
     let of_namespace = status

@@ -1,4 +1,4 @@
-//! Scenarios: objects that waypoints evaluate for each request.
+//! Scenarios of waypoint benchmarks: the objects that waypoints evaluate for each request.
 
 use std::path::Path;
 
@@ -6,39 +6,39 @@ use anyhow::Result;
 
 use super::{authorizer, hashing, plugin, side::Side, tokens, tracing};
 
-/// Number of rules of each further service.
+/// Number of rules of each additional service.
 pub(super) const RULES_OF_SERVICE: usize = 1000;
 
-/// Configuration of the waypoints for a measurement.
+/// Objects with which the waypoints are configured for a measurement.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Scenario {
-    /// Policies that refuse other requests than those of the load.
+    /// Number of policies that reject requests other than those of the load.
     pub(super) policies: usize,
-    /// Rules of routes; the load is for the last of them.
+    /// Number of route rules; the load matches the last of them.
     pub(super) rules: usize,
-    /// Further services with [`RULES_OF_SERVICE`] rules each.
+    /// Number of additional services with [`RULES_OF_SERVICE`] rules each.
     pub(super) services: usize,
-    /// Further step for each request.
+    /// Additional processing step for each request.
     pub(super) step: Option<Step>,
 }
 
-/// Processing of each request by a further object.
+/// Additional processing step for each request, with the objects that configure it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
-    /// Tracing of this percentage of requests.
+    /// Traces this percentage of requests.
     Trace(u32),
-    /// Verification of a token with this signature algorithm.
+    /// Verifies a JWT with this signature algorithm.
     Token(tokens::Algorithm),
-    /// Check of each request by an external authorizer.
+    /// Calls an external authorizer (ext_authz) for each request.
     Authorize,
-    /// Changes of headers by a plugin.
+    /// Runs a Wasm plugin that changes headers.
     Plugin,
-    /// Choice of one of many endpoints by the hash of a header.
+    /// Selects one of many endpoints by the hash of a header.
     Hash,
 }
 
 impl Step {
-    /// The pod that the waypoints call or send to, its namespace first.
+    /// Returns namespace and name of the pod that the waypoints call in this step, if any.
     pub(super) fn callee(self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::Trace(_) => Some(tracing::NAMESPACED_NAME),
@@ -48,7 +48,7 @@ impl Step {
         }
     }
 
-    /// Returns the manifests of the server's pod and objects.
+    /// Returns the manifests of that pod, and of the objects that configure the step.
     pub(super) fn manifests(self, scratch: &Path) -> Result<String> {
         match self {
             Self::Trace(percentage) => tracing::manifests(percentage),
@@ -59,7 +59,7 @@ impl Step {
         }
     }
 
-    /// Arguments of `wrk` besides the address.
+    /// Returns arguments of `wrk` besides the address, such as the token.
     pub(super) fn arguments(self, side: Side, scratch: &Path) -> Result<Vec<String>> {
         match self {
             Self::Token(algorithm) => tokens::arguments(algorithm),

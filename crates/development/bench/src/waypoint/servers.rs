@@ -1,10 +1,10 @@
-//! Servers of both sides: pods outside of the mesh, and the configuration of nginx.
+//! Servers for both waypoints: pods outside of the mesh, and the configuration of nginx.
 
 use std::{fs, path::Path};
 
 use anyhow::Result;
 
-/// Manifest of a pod outside of the mesh, in a namespace of its own, ready once its port is open.
+/// Returns the manifest of a pod outside of the mesh, in its own namespace, which is ready once its port is open.
 pub(super) fn outside((namespace, name): (&str, &str), command: &str, port: u16) -> String {
     format!(
         "apiVersion: v1
@@ -25,7 +25,8 @@ spec:
     )
 }
 
-/// Manifests of a gRPC server outside of the mesh, and of the MeshConfig that names it as a provider (name, kind).
+/// Returns the manifests of a gRPC server outside of the mesh, and of the MeshConfig that names it as an extension
+/// provider (name, kind).
 pub(super) fn provider(
     place: (&str, &str),
     command: &str,

@@ -1,18 +1,18 @@
-//! The two compared systems.
+//! The two compared waypoints, Ambit's and Envoy's.
 
-/// One of the two compared systems, with its own pods and namespace.
+/// One of the two compared waypoints, with its own pods and namespace.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Side {
-    /// Name of the namespace and the Gateway.
+    /// Name of the namespace and of the Gateway.
     pub(super) name: &'static str,
-    /// Program name of the processes.
+    /// Name of the waypoint's processes.
     pub(super) program: &'static str,
-    /// Address of the service.
+    /// Address of the service behind the waypoint.
     pub(super) address: &'static str,
 }
 
 impl Side {
-    /// Name of the file with the Gateway's manifest.
+    /// Returns the name of the file with the Gateway's manifest.
     pub(super) fn gateway(self) -> String {
         format!("gateway-{}.yaml", self.name)
     }

@@ -1,4 +1,4 @@
-//! Table of results: Ambit's, Envoy's, and the factor between them.
+//! Table of waypoint results: Ambit's, Envoy's, and the factor between them.
 
 use std::time::Duration;
 
@@ -6,31 +6,31 @@ use comfy_table::{ContentArrangement, Table};
 
 use crate::figure::Figure;
 
-/// Result of a load, and the waypoint's processor time a request.
+/// Result of a load, and the waypoint's CPU time per request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LoadResult {
     pub(super) requests_per_second: f64,
     pub(super) median: Option<Duration>,
     pub(super) p99: Option<Duration>,
-    /// Processor time, in seconds.
+    /// CPU time per request, in seconds.
     pub(super) cpu: f64,
 }
 
-/// Measurement of both systems.
+/// One measurement of both waypoints.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     what: String,
     unit: &'static str,
     ours: f64,
     envoy: f64,
-    /// Factor by which Ambit is better.
+    /// Factor by which Ambit's result is better than Envoy's.
     times: f64,
-    /// Target of the factor.
+    /// Factor that is the target.
     target: f64,
 }
 
 impl Row {
-    /// Converts the row for the comparison of revisions.
+    /// Returns the row as a result with its score, for the comparison of revisions.
     pub(super) fn figure(&self) -> Figure {
         Figure {
             what: self.what.clone(),
@@ -45,18 +45,18 @@ impl Row {
         }
     }
 
-    /// Resident memory in megabytes.
+    /// Creates a row of resident memory, in megabytes.
     pub(super) fn memory(what: &str, ours: f64, envoy: f64) -> Self {
         Self::smaller(&format!("memory, {what}"), "MB", ours, envoy, 2.0)
     }
 
-    /// Times of changed routes, in milliseconds.
+    /// Creates a row of the times until changed routes took effect, in milliseconds.
     pub(super) fn change(ours: Vec<f64>, envoy: Vec<f64>) -> Self {
         let middle = |times| median(times).unwrap_or(f64::NAN);
         Self::smaller("changed route", "ms", middle(ours), middle(envoy), 1.0)
     }
 
-    /// Requests that failed where none should.
+    /// Creates a row of failed requests, of which there should be none.
     pub(super) fn failed(what: &str, ours: u64, envoy: u64) -> Self {
         #[expect(
             clippy::cast_precision_loss,
@@ -98,7 +98,7 @@ impl Row {
         }
     }
 
-    /// Returns the rows with the medians of the rounds.
+    /// Creates the rows with the medians of the rounds.
     pub(super) fn of(what: &str, ours: &[LoadResult], envoy: &[LoadResult]) -> Vec<Self> {
         let both = |figure: &dyn Fn(&LoadResult) -> Option<f64>| {
             let side = |figures: &[LoadResult]| median(figures.iter().filter_map(figure).collect());
@@ -152,7 +152,7 @@ impl Row {
     }
 }
 
-/// Returns the median.
+/// Returns the median of the values; `None` without any.
 pub(super) fn median(mut figures: Vec<f64>) -> Option<f64> {
     figures.sort_by(f64::total_cmp);
     figures.get(figures.len() / 2).copied()
@@ -167,7 +167,7 @@ fn of_finite(number: f64, digits: usize) -> String {
     }
 }
 
-/// Prints the table.
+/// Prints the table of waypoint results.
 #[expect(clippy::print_stdout, reason = "the report is what the program is for")]
 pub(super) fn print(rows: &[Row]) {
     let mut table = Table::new();

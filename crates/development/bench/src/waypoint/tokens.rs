@@ -1,18 +1,18 @@
-//! JWT verification: by a RequestAuthentication and a policy that requires a request principal in Ambit, by the JWT
-//! filter in Envoy.
+//! Benchmark of JWT verification: by a RequestAuthentication and a policy that requires a request principal in Ambit,
+//! by the JWT filter in Envoy.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::side::OURS;
 
-/// Tokens and the keys they are verified with.
+/// File with tokens and the keys that verify them.
 const TEST_VECTORS: &str = include_str!("../../../../dataplane/jwt/src/tests/pyjwt.json");
-/// Issuer of the tokens, and their audience.
+/// Issuer and audience of the tokens.
 const ISSUER: &str = "https://issuer.example";
 const AUDIENCE: &str = "shop";
 
-/// Signature algorithm of tokens (RFC 7518).
+/// Signature algorithm of JWTs (RFC 7518).
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Algorithm {
     Rs256,
@@ -38,7 +38,7 @@ fn key_set() -> Result<String> {
     Ok(keys.to_string())
 }
 
-/// Manifests for our waypoint.
+/// Returns the manifests for Ambit's waypoint.
 pub(super) fn manifests() -> Result<String> {
     let gateway = OURS.name;
     let target = format!("{{group: gateway.networking.k8s.io, kind: Gateway, name: {gateway}}}");
@@ -63,7 +63,7 @@ spec:
     ))
 }
 
-/// The token of the requests.
+/// Returns arguments of `wrk` with the token of the requests.
 pub(super) fn arguments(algorithm: Algorithm) -> Result<Vec<String>> {
     let made = made()?;
     let token = made.get("tokens").and_then(|of| of.get(algorithm.name()));
@@ -73,7 +73,7 @@ pub(super) fn arguments(algorithm: Algorithm) -> Result<Vec<String>> {
     Ok(vec!["-H".into(), format!("Authorization: Bearer {token}")])
 }
 
-/// Configuration of Envoy's JWT filter.
+/// Returns the configuration of Envoy's JWT filter.
 pub(super) fn verification() -> Result<Value> {
     Ok(json!({
         "providers": {"tokens": {

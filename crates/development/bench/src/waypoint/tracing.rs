@@ -1,4 +1,4 @@
-//! Tracing: spans go to one collector, by a Telemetry in Ambit, by the OpenTelemetry tracer in Envoy.
+//! Benchmark of tracing: spans go to one collector, by a Telemetry in Ambit, by the OpenTelemetry tracer in Envoy.
 
 use std::path::PathBuf;
 
@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 
 use super::{servers::provider, side::OURS};
 
-/// Variable with the path of the collector's program.
+/// Environment variable with the path of the collector's program.
 const COLLECTOR: &str = "AMBIT_BENCH_COLLECTOR";
-/// The namespace of the collector, and its name.
+/// Namespace and name of the collector's pod.
 pub(super) const NAMESPACED_NAME: (&str, &str) = ("observability", "collector");
-/// OTLP over gRPC.
+/// Port of OTLP over gRPC.
 pub(super) const PORT: u16 = 4317;
 
-/// The collector, and its objects for our waypoint.
+/// Returns the manifests of the collector, and of the objects for Ambit's waypoint.
 pub(super) fn manifests(percentage: u32) -> Result<String> {
     let program = PathBuf::from(std::env::var_os(COLLECTOR).context("no collector is named")?);
     ensure!(
@@ -35,7 +35,7 @@ spec: {{tracing: [{{providers: [{{name: spans}}], randomSamplingPercentage: {per
     ))
 }
 
-/// Tracer of Envoy.
+/// Returns the configuration of Envoy's tracer.
 pub(super) fn tracer(percentage: u32) -> Value {
     json!({
         "random_sampling": {"value": percentage},

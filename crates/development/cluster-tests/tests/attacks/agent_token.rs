@@ -1,4 +1,4 @@
-//! The token of a node's agent allows writing to that node's pods, and to no other's.
+//! Tests that the token of a node's agent allows writing to that node's pods, and to no other node's pods.
 
 use ambit_cluster_tests::{Mesh, Part};
 use k8s_openapi::api::core::v1::Pod;
@@ -8,7 +8,7 @@ use kube::{
 };
 use serde_json::json;
 
-/// A client with only a token, like a thief's.
+/// Returns a client that has only a token, like a thief of the token.
 fn client(mesh: &Mesh, token: &str) -> Client {
     let server = mesh.kubectl(&[
         "config",
@@ -21,7 +21,7 @@ fn client(mesh: &Mesh, token: &str) -> Client {
     mesh.wait_for(async { Client::try_from(config) }).unwrap()
 }
 
-/// Writes to a pod as an agent does: a patch of its status, without reading it first.
+/// Writes to a pod as an agent does: a patch of its status, without reading the pod first.
 fn write(mesh: &Mesh, client: &Client, namespace: &str, pod: &str) -> kube::Result<Pod> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let forged = json!({"metadata": {"annotations": {"ambient.istio.io/redirection": "forged"}}});

@@ -1,5 +1,5 @@
-//! A policy that cannot be read would deny everything in its scope: with the chart's CRDs the API server
-//! refuses it when it is applied. Every form that Istio accepts is accepted.
+//! Tests the validation of policies by the chart's CRDs. A policy that cannot be parsed would deny everything in its
+//! scope: the API server rejects it when it is applied. Every form that Istio accepts is accepted.
 
 use std::{io::Write, process::Stdio};
 
@@ -79,13 +79,13 @@ const TAKEN: &[(&str, &str)] = &[
     ),
 ];
 
-/// A container's probe or lifecycle hook that calls `host`.
+/// Returns a container whose probe or lifecycle hook calls `host`.
 fn container(calling: &str, host: &str) -> String {
     let place = calling.replace("HOST", host);
     format!("{{name: a, image: a, {place}}}")
 }
 
-/// The output of `kubectl apply`, and whether the API server would accept a policy.
+/// Applies a policy as a dry run: returns whether the API server would accept it, and the output of `kubectl apply`.
 fn apply(mesh: &Mesh, kind: &str, spec: &str) -> (bool, String) {
     apply_object(
         mesh,
@@ -95,7 +95,7 @@ fn apply(mesh: &Mesh, kind: &str, spec: &str) -> (bool, String) {
     )
 }
 
-/// The output of `kubectl apply`, and whether the API server would accept an object.
+/// Applies an object as a dry run: returns whether the API server would accept it, and the output of `kubectl apply`.
 fn apply_object(mesh: &Mesh, object: &str) -> (bool, String) {
     let mut kubectl = mesh
         .cluster()

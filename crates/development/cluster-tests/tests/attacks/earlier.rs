@@ -1,5 +1,5 @@
-//! A pod of the mesh that started without having waited for its capture keeps no plaintext pre-capture
-//! connection. A pod that was labelled while it ran keeps all of them, even when its agent restarts.
+//! Tests connections from before the capture: a mesh pod that started without having waited for its capture keeps no
+//! such plaintext connection. A pod that was labelled while it ran keeps all of them, even when its agent restarts.
 
 use std::process::Command;
 
@@ -12,17 +12,18 @@ use k8s_openapi::api::core::v1::Pod;
 use std::time::Duration;
 
 const AGENT: &str = "/ambit-agent";
-/// The mark of the node proxy's sockets.
+/// Mark (`SO_MARK`) of the node proxy's sockets.
 const MARK: u32 = 0x539;
 
-/// A pod on the first node that connects to the server as soon as it runs, and holds the connection.
+/// Creates a pod on the first node that connects to the server as soon as it runs, and keeps the connection; returns
+/// its name.
 fn deploy_holder(space: &Space<'_>, server: &Pod) -> String {
     let target = format!("{}:9000", address(server));
     space.deploy("holder", 1, Some("n1"), &["hold", &target]);
     format!("ambit-lab-tool hold {target}")
 }
 
-/// Counts the holder's connections that no proxy carries; `None` while it is not running.
+/// Counts the holder's connections that bypass the node proxy; `None` while it is not running.
 fn plaintext(node: Node<'_>, holder: &str) -> Option<usize> {
     let held = node.processes("").into_iter().find_map(|pid| {
         let words = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;

@@ -1,6 +1,6 @@
-//! Whichever process of the mesh is killed: nothing travels in plaintext. As long as process 1 of a container
-//! is alive, and of two containers of a node proxy one, no opening is refused and kubelet has nothing to
-//! restart; and when all are dead, the first node proxy that kubelet starts serves the node's pods without
+//! Tests that whichever process of the mesh is killed, nothing travels in plaintext. As long as process 1 of a
+//! container is alive, and one of the two containers of a node proxy, no new connection is refused and the kubelet has
+//! nothing to restart; when all are dead, the first node proxy that the kubelet starts serves the node's pods without
 //! waiting for the agent.
 
 use std::{
@@ -13,22 +13,22 @@ use ambit_cluster_tests::{
     Load, Mesh, Node, Part, Space, assert_nothing_in_plaintext, throughout, until,
 };
 
-/// The process that carries the connections.
+/// Command line of the node proxy's worker, which carries the connections.
 const PROXY_WORKER: &str = "/ambit-node-proxy worker";
-/// Supervisors and workers.
+/// Command line of the node proxy's supervisors and workers.
 const PROXY: &str = "/ambit-node-proxy";
-/// The agent proper.
+/// Command line of the agent's worker.
 const AGENT_WORKER: &str = "/ambit-agent --worker";
-/// The agent's worker and its supervisor.
+/// Command line of the agent's worker and supervisor.
 const AGENT: &str = "/ambit-agent";
 
-/// Duration of the kills. `AMBIT_KILL_SECONDS` for more.
+/// Returns the duration of the kills, which `AMBIT_KILL_SECONDS` overrides.
 fn time() -> Duration {
     let seconds = std::env::var("AMBIT_KILL_SECONDS").ok();
     Duration::from_secs(seconds.and_then(|text| text.parse().ok()).unwrap_or(15))
 }
 
-/// Counts the restarts of the mesh's containers.
+/// Returns the number of restarts of the mesh's containers.
 fn restarts(mesh: &Mesh) -> i32 {
     let pods = [Part::Agent, Part::NodeProxy].map(|part| mesh.pods_of(part));
     pods.iter()
@@ -85,7 +85,7 @@ fn everything_but_process_1_is_killed_and_no_opening_is_refused() {
     );
 }
 
-/// Kills the agent's, and that of the node proxy that serves.
+/// Kills the agent's processes, and process 1 of the container of the node proxy that serves.
 fn kill_one(space: &Space<'_>, node: Node<'_>) -> u32 {
     node.kill_processes(AGENT).unwrap();
     assert_eq!(node.kill_parents(PROXY_WORKER).unwrap(), 1);

@@ -1,5 +1,5 @@
-//! Attacks on a mesh on a real Kubernetes, and what they must not achieve. One module a property, which
-//! its header states.
+//! Attacks on a mesh on a real Kubernetes, and what they must not achieve. Each module tests one property, which its
+//! header states.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

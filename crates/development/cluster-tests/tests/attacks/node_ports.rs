@@ -1,5 +1,5 @@
-//! Policies hold for callers that come by a node port, and for callers and servers in the host network, on
-//! the pod's node and on another.
+//! Tests that policies apply to callers through a node port, and to callers and servers in the host network, on the
+//! pod's node and on another.
 
 use ambit_cluster_tests::{Ending, Mesh, Space, Waypoint, until};
 use k8s_openapi::api::core::v1::Pod;
@@ -9,8 +9,8 @@ const NODES: [&str; 2] = ["n1", "n2"];
 /// Node of the server.
 const NEAR: &str = "n2";
 
-/// A server on the second node: HTTP on a port that kubelet probes, and on one (8081) that it does not, with
-/// a node port of each policy for the latter.
+/// Server on the second node: HTTP on a port that the kubelet probes, and on a port (8081) that it does not, with a
+/// NodePort Service of each traffic policy for the latter.
 const SERVER: &str = "apiVersion: v1
 kind: Pod
 metadata: {name: server, labels: {app: server}}
@@ -43,7 +43,7 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8081}]
 ";
 
-/// A pod of the host network for commands, as root.
+/// Returns a pod in the host network in which commands run as root.
 fn host_network(name: &str, node: &str, args: &str) -> String {
     format!(
         "apiVersion: v1
@@ -62,7 +62,8 @@ spec:
     )
 }
 
-/// Callers outside the mesh on each node: a pod (`pod-n1`), and one of the host network (`host-n1`).
+/// Creates callers outside the mesh on each node, a pod (`pod-n1`) and a pod in the host network (`host-n1`); returns
+/// their names.
 fn callers(outside: &Space<'_>) -> Vec<String> {
     let mut callers = Vec::new();
     for node in NODES {
@@ -84,7 +85,7 @@ fn text(pod: &Pod, pointer: &str) -> String {
         .to_owned()
 }
 
-/// The server by its address, and by every node port of its Services.
+/// Returns the URLs of the server: by its address, and by every node port of its Services.
 fn urls(mesh: &Mesh, space: &Space<'_>, outside: &Space<'_>) -> Vec<String> {
     let server = space.ready("server", 1).remove(0);
     let mut urls = vec![format!("http://{}:8081/", text(&server, "/status/podIP"))];

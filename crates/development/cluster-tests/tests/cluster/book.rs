@@ -1,9 +1,9 @@
-//! The commands of the book's pages (`docs/src`) for a cluster.
+//! Tests of the commands in the book's pages (`docs/src`) for a cluster.
 
 use ambit_cluster_tests::{Mesh, TIMEOUT, VALUES};
 use ambit_testkit::documents::{Step, follow, steps_of};
 
-/// Runs the commands of a page, with the images of the test cluster; `/tmp` is a directory of the test's own.
+/// Runs the commands of a page, with the images of the test cluster; `/tmp` is replaced by the test's own directory.
 fn walk(mesh: &Mesh, page: &str) {
     let own = tempfile::tempdir().unwrap();
     let steps: Vec<Step> = steps_of(&format!("docs/src/{page}"), "cluster");

@@ -1,4 +1,4 @@
-//! The Gateway API's own tests of meshes: its Go module, against our waypoint.
+//! Runs the Gateway API's conformance tests of meshes, from its Go module, against Ambit's waypoint.
 
 use std::{
     fs::{self, File},
@@ -8,17 +8,17 @@ use std::{
 
 use ambit_cluster_tests::{Cluster, Mesh, Places, Slot, binary, sources, target};
 
-/// Image of the pods that the tests deploy; replaced by an equivalent one where it cannot be pulled.
+/// Image of the pods that the tests deploy; if it cannot be pulled, an equivalent image has its name.
 const IMAGE: &str = "registry.k8s.io/gateway-api/echo-advanced:v1.5.1";
 
-/// The namespace of the Services whose routes are tested, which the tests fill.
+/// Namespace, labelled for the mesh, that the tests fill with the Services whose routes they test.
 const NAMESPACE: &str = "
 apiVersion: v1
 kind: Namespace
 metadata: {name: gateway-conformance-mesh, labels: {istio.io/dataplane-mode: ambient}}
 ";
 
-/// Deadline after which the tests stop themselves.
+/// Timeout after which the tests stop themselves.
 const DEADLINE: &str = "15m";
 
 #[test]
@@ -82,7 +82,7 @@ fn load_echo(cluster: &Cluster, archive: &Path) {
     cluster.load(&[archive.to_path_buf()]).unwrap();
 }
 
-/// The lines that name failed tests; or the last ones, of a run that did not come to an end.
+/// Returns the output lines that name failed tests; or the last lines of a run that did not finish.
 fn failed(output: &str) -> String {
     let is_named = |line: &&str| line.trim_start().starts_with("--- FAIL");
     let mut lines: Vec<_> = output.lines().filter(is_named).collect();
@@ -93,7 +93,7 @@ fn failed(output: &str) -> String {
     lines.join("\n")
 }
 
-/// The report in the repository is the last run's, unless nothing but its date would change.
+/// Compares this run's report with the one in the repository, except for the date; replaces the latter if they differ.
 fn compare(report: &Path) {
     let committed = committed();
     let (found, known) = (

@@ -1,4 +1,4 @@
-//! The cluster itself.
+//! Tests of the test cluster itself.
 
 use ambit_cluster_tests::{Load, Mesh};
 

@@ -1,4 +1,4 @@
-//! Namespaces join the mesh and leave it.
+//! Tests of namespaces that join the mesh and leave it.
 
 use ambit_cluster_tests::{Mesh, assert_only_tls};
 

@@ -1,4 +1,4 @@
-//! Kiali's own server in front of the mesh: it finds the control plane, validates objects, and draws the traffic.
+//! Tests of Kiali's own server with the mesh: it finds the control plane, validates objects, and draws the traffic.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt, api::ListParams};
 use serde_json::{Value, json};
 
-/// Prometheus' engine behind the part of its API that Kiali asks, fed by the test.
+/// Prometheus' query engine behind the part of its API that Kiali queries; the test feeds the samples.
 #[derive(Debug)]
 struct Prometheus {
     _process: Process,
@@ -38,7 +38,7 @@ impl Prometheus {
         }
     }
 
-    /// Scrapes every pod of the mesh and of a namespace that asks for it by annotations.
+    /// Scrapes every pod of the mesh, and every pod of a namespace whose annotations request it.
     fn scrape(&self, mesh: &Mesh, namespace: &str) {
         let pods: Api<Pod> = Api::all(mesh.client());
         let pods = mesh.wait_for(pods.list(&ListParams::default())).unwrap();
@@ -73,7 +73,7 @@ impl Prometheus {
     }
 }
 
-/// Edge of a graph, between nodes such as `workload client`.
+/// Edge of Kiali's traffic graph, between nodes such as `workload client`.
 #[derive(Debug)]
 struct Edge {
     source: String,
@@ -83,7 +83,7 @@ struct Edge {
     mtls: String,
 }
 
-/// Kiali's server on the host, with a service account of the cluster.
+/// Kiali's server on this machine, with a service account of the cluster.
 #[derive(Debug)]
 struct Kiali {
     _process: Process,
@@ -153,7 +153,7 @@ impl Kiali {
         }
     }
 
-    /// The answer of its API, `null` before there is one.
+    /// Returns the response of Kiali's API, `null` while it does not respond.
     fn get(&self, path: &str) -> Value {
         let path = format!("/api/{path}");
         let response = http::request(&self.address, "GET", &path, &[], "");
@@ -163,7 +163,7 @@ impl Kiali {
         })
     }
 
-    /// Edges of a namespace's graph.
+    /// Returns the edges of a namespace's traffic graph.
     fn edges(&self, namespace: &str) -> Vec<Edge> {
         let graph = self.get(&format!(
             "namespaces/graph?namespaces={namespace}&duration=60s&graphType=workload&injectServiceNodes=true\
@@ -195,7 +195,7 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// A kubeconfig of a service account of the namespace that may see everything.
+/// Returns a kubeconfig for a service account of the namespace that may read everything.
 fn kubeconfig_of(space: &Space<'_>) -> String {
     let mesh = space.mesh();
     space.apply(

@@ -1,4 +1,4 @@
-//! Metrics of the mesh itself, read from within it.
+//! Tests of the mesh's own metrics, scraped from within the mesh.
 
 use ambit_cluster_tests::{Mesh, address, assert_only_tls};
 use k8s_openapi::api::core::v1::Pod;

@@ -1,4 +1,4 @@
-//! NetworkPolicies of an engine beside a primary CNI that has none.
+//! Tests of NetworkPolicies by an engine beside a primary CNI that has none.
 
 use ambit_cluster_tests::{Mesh, PolicyEngine, assert_network_policies_hold};
 

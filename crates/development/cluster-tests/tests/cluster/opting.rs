@@ -1,4 +1,4 @@
-//! A pod that opts in or out by its own label, and changes it.
+//! Tests of a pod that opts in or out by its own label, and changes the label.
 
 use ambit_cluster_tests::{FlowKind, Mesh, address, assert_only_tls};
 

@@ -1,4 +1,4 @@
-//! Authorization, from the API server to its effect on pods.
+//! Tests of authorization policies, from the API server to their effect on pods.
 
 use ambit_cluster_tests::{Expected, Load, Mesh};
 

@@ -1,4 +1,4 @@
-//! Clusters with other primary CNIs: each is started for its test, with both families.
+//! Tests of clusters with other primary CNIs, each started for its test, with both IP families.
 
 use ambit_cluster_tests::{
     Boot, Mesh, Probes, assert_at_home, delay_loopback, plugins, restarts, until,

@@ -1,4 +1,4 @@
-//! Kubelet's probes of captured pods.
+//! Tests of kubelet's probes of captured pods.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The kinds of Services, from inside and outside the mesh.
+//! Tests of the types of Services, called from inside and outside the mesh.
 
 use std::collections::BTreeSet;
 

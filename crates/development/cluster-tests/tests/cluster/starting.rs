@@ -1,4 +1,4 @@
-//! Pods that start in the mesh.
+//! Tests of pods that start in the mesh.
 
 use ambit_cluster_tests::{Mesh, assert_nothing_in_plaintext, assert_only_tls, until};
 use k8s_openapi::api::core::v1::Pod;

@@ -1,4 +1,4 @@
-//! Waypoints that the control plane deploys.
+//! Tests of waypoints that the control plane deploys.
 
 mod definitions;
 mod faults;
@@ -12,18 +12,18 @@ mod rollouts;
 
 use ambit_cluster_tests::{Space, Waypoint, address};
 
-/// The processes of waypoints.
+/// Command line of waypoints' processes.
 const PROGRAM: &str = "/ambit-waypoint";
 /// kubectl's selector of all pods of the waypoint.
 const ALL_PODS: &str = "--selector=gateway.networking.k8s.io/gateway-name=waypoint";
 
-/// A client `client` and a server `server` in the mesh, and a waypoint that takes its namespace.
+/// Captured pods `client` and `server`, and a waypoint for their namespace.
 struct Covered<'a> {
     space: &'a Space<'a>,
     waypoint: Waypoint<'a>,
-    /// The server's pod.
+    /// Name of the server's pod.
     server: String,
-    /// URLs of the Service and of the pod's address.
+    /// URLs of the server, by its Service and by its pod's address.
     urls: [String; 2],
 }
 
@@ -57,7 +57,7 @@ impl<'a> Covered<'a> {
         covered
     }
 
-    /// Waits until requests of `client` in a namespace come to the server from its waypoint.
+    /// Waits until requests of `client` in a namespace reach the server from its waypoint.
     #[track_caller]
     fn until_through(&self, from: &Space<'_>, url: &str) {
         ambit_cluster_tests::until(&format!("{url} leads through the waypoint"), || {
@@ -67,7 +67,7 @@ impl<'a> Covered<'a> {
         });
     }
 
-    /// The lines of the server's log that tell of requests for a path.
+    /// Returns the lines of the server's log about requests for a path.
     fn seen(&self, path: &str) -> Vec<String> {
         let log = self.space.log(&self.server);
         let lines = log.lines().filter(|line| line.contains(path));
@@ -75,7 +75,7 @@ impl<'a> Covered<'a> {
     }
 }
 
-/// Address of the caller, as the server saw it.
+/// Returns the source address of the request, as the server reports it in its response.
 fn caller(answer: &str) -> Option<std::net::IpAddr> {
     let (_, rest) = answer.split_once("called by ")?;
     rest.split_whitespace().next()?.parse().ok()

@@ -1,4 +1,4 @@
-//! Node agents that die or are replaced while pods start.
+//! Tests of node agents that die or are replaced while pods start.
 
 use std::{
     os::unix::net::UnixStream,
@@ -11,18 +11,18 @@ use ambit_cluster_tests::{
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
-/// The plugin's socket of the agent, on a node.
+/// Path on a node of the agent's socket for the CNI plugin.
 const SOCKET: &str = "run/istio-cni/pluginevent.sock";
 /// Duration for which an agent is repeatedly killed.
 const KILLED: Duration = Duration::from_secs(20);
 
-/// Whether the node's agent listens to the plugin.
+/// Returns whether the node's agent listens on its socket for the CNI plugin.
 pub(crate) fn agent_listens(node: Node<'_>) -> bool {
     let root = node.root();
     root.is_ok_and(|root| UnixStream::connect(root.join(SOCKET)).is_ok())
 }
 
-/// A server on the second node, whose traffic must never be in plaintext.
+/// Deploys a server on the second node, and captures its traffic, which must never be in plaintext.
 fn with_server<'a>(mesh: &'a Mesh, name: &str) -> (Space<'a>, Pod, Wire) {
     let space = mesh.space(name);
     let server = space.serve_captured();
@@ -30,7 +30,7 @@ fn with_server<'a>(mesh: &'a Mesh, name: &str) -> (Space<'a>, Pod, Wire) {
     (space, server, wire)
 }
 
-/// Waits until pods run; all of them must have reached the server through the tunnel.
+/// Waits until this number of starters run and are captured, and checks that each got a response from the server.
 fn assert_captured(space: &Space<'_>, count: usize) {
     for pod in space.ready("starter", count) {
         let event = space.until_event(&pod.name_any(), "first-connect");

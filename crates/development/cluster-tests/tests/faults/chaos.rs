@@ -1,4 +1,4 @@
-//! All faults at once, and the state afterwards.
+//! Test of all faults at once, and of the state afterwards.
 
 use std::{
     collections::BTreeSet,
@@ -59,7 +59,7 @@ fn no_plaintext_and_no_leak_while_pods_and_mesh_are_killed() {
     }
 }
 
-/// The network namespaces that agent and proxy of a node hold open, by inode.
+/// Returns the network namespaces, by inode, that the agent and node proxy of a node hold open.
 fn held_namespaces(node: Node<'_>) -> BTreeSet<u64> {
     let filesystem = fs::metadata("/proc/self/ns/net").unwrap().dev();
     // The command lines of the proxy's supervisor and its worker both begin so.
@@ -78,7 +78,7 @@ fn held_namespaces(node: Node<'_>) -> BTreeSet<u64> {
         .collect()
 }
 
-/// The network namespaces of the node's processes, and the node's own.
+/// Returns the network namespaces, by inode, of the node's processes, including the node's own.
 fn living_namespaces(node: Node<'_>) -> BTreeSet<u64> {
     let mut pids = node.processes("");
     pids.extend(node.pid());

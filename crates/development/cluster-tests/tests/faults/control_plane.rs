@@ -1,10 +1,10 @@
-//! Outages of Kubernetes' control plane and of ours.
+//! Tests of outages of Kubernetes' control plane and of Ambit's.
 
 use ambit_cluster_tests::{Load, Mesh, Part, Space, assert_only_tls, only_tls, until};
 
 use crate::WORKER;
 
-/// A pod that starts now is served as usual.
+/// Checks that pods which start during an outage reach the server, by TLS only.
 #[track_caller]
 fn assert_late_comers_reach_the_server_by_tls_alone(space: &Space<'_>) {
     let late = space.client("late", Some("n1"));

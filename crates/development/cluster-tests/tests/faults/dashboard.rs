@@ -1,4 +1,4 @@
-//! The dashboard of a cluster whose API server goes away and comes back.
+//! Test of the dashboard while the cluster's API server is down, and afterwards.
 
 use std::{
     io::{BufRead, BufReader},
@@ -34,7 +34,7 @@ impl Dashboard {
         }
     }
 
-    /// Returns the response to a query of the page.
+    /// Returns the response to a query of the dashboard's page.
     fn ask(&self, question: &str) -> Value {
         let path = format!("/api/{question}");
         let token = [("X-Ambit-Token", self.token.as_str())];
@@ -48,7 +48,7 @@ impl Dashboard {
         self.ask("mesh?after=0")
     }
 
-    /// Encrypted connections of `client` to `server` so far.
+    /// Returns the number of encrypted connections from `client` to `server` so far.
     fn encrypted(&self, space: &Space<'_>) -> u64 {
         let traffic = self.ask("traffic?after=0");
         let is = |node: &Value, name: &str| node[1] == space.name() && node[2] == name;

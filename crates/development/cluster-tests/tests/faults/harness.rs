@@ -1,4 +1,4 @@
-//! The cluster itself leaves no traces.
+//! Test that a removed cluster leaves nothing on this machine.
 
 use std::path::Path;
 

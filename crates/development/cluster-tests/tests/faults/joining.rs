@@ -1,4 +1,4 @@
-//! Namespaces join the mesh and leave it under load.
+//! Tests of namespaces that join the mesh and leave it under load.
 
 use ambit_cluster_tests::{Load, Mesh};
 

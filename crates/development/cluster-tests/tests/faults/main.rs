@@ -7,9 +7,9 @@
     reason = "tests"
 )]
 
-/// The node proxy's processes on a node: two supervisors, and the worker of one.
+/// Command line of the node proxy's processes on a node: two supervisors, and one worker.
 const PROXY: &str = "/ambit-node-proxy";
-/// The worker, which carries the connections.
+/// Command line of the node proxy's worker, which carries the connections.
 const WORKER: &str = "/ambit-node-proxy worker";
 
 mod agents;

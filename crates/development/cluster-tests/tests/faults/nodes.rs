@@ -1,4 +1,4 @@
-//! Nodes that fail and reboot.
+//! Tests of nodes that fail and reboot.
 
 use std::time::Instant;
 

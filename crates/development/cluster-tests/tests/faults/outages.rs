@@ -1,4 +1,4 @@
-//! Long outages or replacement of the mesh's dependencies: the API server, the root of trust.
+//! Tests of long outages or replacement of the mesh's dependencies: the API server, the root of trust.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,8 @@ const DENY: &str = "apiVersion: security.istio.io/v1\n\
     metadata: {name: nobody}\n\
     spec: {action: DENY, selector: {matchLabels: {app: server}}, rules: [{to: [{operation: {ports: ['8080']}}]}]}\n";
 
-/// A GET from this machine, which is a client outside the mesh; needs no API server.
+/// Returns whether the server at an address responds to a GET from this machine, a client outside the mesh. Needs no
+/// API server.
 fn answers(address: IpAddr) -> bool {
     let get = || -> std::io::Result<bool> {
         let limit = Duration::from_secs(5);
@@ -92,7 +93,7 @@ fn new_root() -> Root {
     }
 }
 
-/// Changes the authority; returns when the control plane has loaded it.
+/// Changes the Secret of the CA; returns when the control plane has loaded it.
 fn set_root(mesh: &Mesh, entries: &[(&str, &str)]) {
     let taken = || {
         let log = mesh.kubectl(&[
@@ -127,13 +128,13 @@ fn root_of(mesh: &Mesh) -> String {
     String::from_utf8(pem.0.clone()).unwrap()
 }
 
-/// Whether these are the certificates in it, and no others.
+/// Returns whether the PEM text contains exactly these root certificates.
 fn holds(text: &str, roots: &[&str]) -> bool {
     roots.iter().all(|root| text.contains(root.trim()))
         && text.matches("BEGIN CERTIFICATE").count() == roots.len()
 }
 
-/// Every namespace has these roots.
+/// Waits until the ConfigMap of every namespace has these root certificates.
 fn until_distributed(mesh: &Mesh, space: &Space<'_>, roots: &[&str]) {
     until("the roots are in the namespace", || {
         let text = mesh.kubectl(&[
@@ -148,8 +149,8 @@ fn until_distributed(mesh: &Mesh, space: &Space<'_>, roots: &[&str]) {
     });
 }
 
-/// Restarts all node proxies, so that they request new certificates; returns when they have these roots
-/// of the control plane. A kubelet that lost the API server passes on earlier contents for a while.
+/// Restarts all node proxies, so that they request new certificates; returns when the control plane's roots there are
+/// these. A kubelet that lost the API server passes on earlier contents of ConfigMaps for a while.
 fn renew(mesh: &Mesh, roots: &[&str]) {
     mesh.restart(Part::NodeProxy);
     let pods = mesh.pods_of(Part::NodeProxy);

@@ -1,4 +1,4 @@
-//! Containers of the mesh that are killed faster than kubelet restarts them.
+//! Tests of mesh containers that are killed faster than the kubelet restarts them.
 
 use std::time::{Duration, Instant};
 
@@ -7,11 +7,11 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 
 use crate::{PROXY, WORKER, agents::agent_listens};
 
-/// Below kubelet's back-off before the fourth restart, which each test here reaches, by as much again as two busy cores
-/// may need to start a container.
+/// Longest accepted time without a response. It is below kubelet's back-off before the fourth restart, which each test
+/// here reaches, by as much again as two busy cores may need to start a container.
 const LONGEST_SILENCE: Duration = Duration::from_secs(20);
 
-/// Returns how often all containers of both nodes are killed; `AMBIT_KILLS` overrides it. Kubelet delays the second
+/// Returns how often all containers of both nodes are killed; `AMBIT_KILLS` overrides it. The kubelet delays the second
 /// restart by 10 s, then by 20, 40 and 80 s.
 fn kills() -> u32 {
     let kills = std::env::var("AMBIT_KILLS").ok();

@@ -1,10 +1,10 @@
-//! A canary upgrade: a second control plane takes over waypoints and node proxies while they are used.
+//! Test of a canary upgrade: a second control plane takes over waypoints and node proxies while they serve.
 
 use ambit_cluster_tests::{Load, Mesh, Waypoint};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
-/// The second control plane, without the parts on nodes.
+/// Values of the second control plane, without agents and node proxies.
 const CANARY: &str = "global.revision=canary,global.components=control-plane,revisionTags={stable}";
 
 #[test]
@@ -59,7 +59,7 @@ fn no_request_fails_while_a_second_control_plane_takes_over() {
     load.finish().assert_flawless();
 }
 
-/// Has the Gateway name a revision or a tag.
+/// Sets the revision label of the Gateway to a revision or a tag.
 fn label(waypoint: &Waypoint<'_>, revision: &str) {
     waypoint.patch(&json!({"metadata": {"labels": {"istio.io/rev": revision}}}));
 }
@@ -71,7 +71,7 @@ fn names(pods: &[Pod]) -> Vec<String> {
     names
 }
 
-/// Whether all pods use the control plane behind a Service.
+/// Returns whether all pods use the control plane behind this Service.
 fn uses(pods: &[Pod], service: &str) -> bool {
     let address = format!("https://{service}.istio-system.svc:15012");
     pods.iter().all(|pod| {

@@ -1,4 +1,4 @@
-//! An installation of Istio's ambient mode.
+//! Installation of Istio's ambient mode on a test cluster.
 
 use std::{
     fs,
@@ -11,9 +11,9 @@ use ambit_cluster_tests::{Access, MESH_NAMESPACE, Mesh, is_ready, target, until}
 use ambit_testkit::documents::{follow, steps_of};
 use tempfile::TempDir;
 
-/// Images of the test cluster, as values of Ambit's chart.
+/// Chart values of Ambit that select the test cluster's images.
 const VALUES: &str = "hub: ambit, tag: dev, imagePullPolicy: Never";
-/// Settings of Istio's installation: images that the cluster has, of which Ambit's node proxy is one.
+/// Values of Istio's installation: images that the cluster has, one of which is Ambit's node proxy.
 const SETTINGS: [&str; 7] = [
     "hub=docker.io/istio",
     "tag=dev",
@@ -24,16 +24,16 @@ const SETTINGS: [&str; 7] = [
     "values.pilot.resources.requests.memory=100Mi",
 ];
 
-/// Istio in a cluster of its own.
+/// Cluster in which Istio is installed.
 pub(crate) struct Istio {
     pub(crate) mesh: Access,
     manifest: PathBuf,
-    /// In place of `/tmp`.
+    /// Directory that replaces `/tmp` in commands.
     own: TempDir,
 }
 
 impl Istio {
-    /// Starts a cluster and installs Istio's ambient mode. Returns when all pods of it are ready.
+    /// Starts a cluster and installs Istio's ambient mode. Returns when all of Istio's pods are ready.
     pub(crate) fn installed() -> Self {
         let directory = target().join("istio");
         let archives = ["pilot.tar", "install-cni.tar"].map(|name| directory.join(name));
@@ -61,7 +61,7 @@ impl Istio {
         istio
     }
 
-    /// Applies the objects of the installation but its DaemonSets, and waits until the control plane is ready.
+    /// Applies Istio's objects except its DaemonSets, and waits until the control plane is ready.
     pub(crate) fn install_control_plane(&self) {
         let all = fs::read_to_string(&self.manifest).unwrap();
         let objects = all.split("\n---\n");
@@ -81,7 +81,7 @@ impl Istio {
         self.mesh.kubectl(&[&apply[..], &[manifest]].concat());
     }
 
-    /// Applies all objects of the installation, and waits until its pods are ready.
+    /// Applies all of Istio's objects, and waits until its pods are ready.
     pub(crate) fn install(&self) {
         self.apply(&self.manifest);
         let parts = [
@@ -94,7 +94,8 @@ impl Istio {
         }
     }
 
-    /// Runs commands of the book's page about migrations, with the images of the test cluster and a test's namespace.
+    /// Runs commands of the book's page about migrations for this runner, with the images of the test cluster and a
+    /// test's namespace.
     pub(crate) fn follow(&self, runner: &str, namespace: &str) {
         let steps = steps_of("docs/src/migration.md", runner);
         follow(&steps, Duration::from_secs(180), |command| {
@@ -106,7 +107,7 @@ impl Istio {
         });
     }
 
-    /// `kubectl` in the namespace of the mesh.
+    /// Runs `kubectl` in the namespace of the mesh; returns its output.
     pub(crate) fn kubectl(&self, args: &[&str]) -> String {
         self.mesh
             .kubectl(&[args, &["--namespace", MESH_NAMESPACE]].concat())

@@ -1,10 +1,11 @@
-//! The steps of the book's page about a migration, each under load.
+//! Tests of each step of the book's page about migrations, under load.
 
 use ambit_cluster_tests::{Ending, Load, Outcome, Space, address};
 
 use crate::istio::Istio;
 
-/// Control plane first, nodes next, waypoints, and Istio's control plane goes; then all the way back.
+/// Migrates the control plane first, then the nodes and the waypoints, and removes Istio's control plane; then migrates
+/// all the way back.
 #[test]
 fn an_istio_mesh_moves_to_ambit_and_back_under_load() {
     let istio = Istio::installed();
@@ -53,7 +54,7 @@ spec:
     is_only_istios(&istio, &space);
 }
 
-/// Nodes first: Ambit's are under Istio's control plane for a while, then under Ambit's.
+/// Migrates the nodes first: Ambit's node components run for a while with Istio's control plane, then with Ambit's.
 #[test]
 fn nodes_that_move_first_follow_istios_control_plane() {
     let istio = Istio::installed();
@@ -90,8 +91,8 @@ spec:
     load.finish().assert_flawless();
 }
 
-/// Checks that nothing of Ambit is left but in the namespaces of pods that have not been restarted, and that one that is
-/// has only Istio's rules.
+/// Checks that nothing of Ambit is left but in the network namespaces of pods that have not been restarted, and that a
+/// restarted pod has only Istio's rules.
 fn is_only_istios(istio: &Istio, space: &Space<'_>) {
     let objects = istio.kubectl(&[
         "get",
@@ -108,7 +109,7 @@ fn is_only_istios(istio: &Istio, space: &Space<'_>) {
     assert!(!rules.contains("table inet ambit"), "{rules}");
 }
 
-/// The rules in the namespace of a pod on the first node.
+/// Returns the redirection rules in the network namespace of a pod on the first node.
 fn rules(istio: &Istio, space: &Space<'_>, app: &str) -> String {
     let address = address(&space.pods(app).remove(0));
     let script = format!(
@@ -123,15 +124,15 @@ fn rules(istio: &Istio, space: &Space<'_>, app: &str) -> String {
     String::from_utf8_lossy(&listed.unwrap().stdout).into_owned()
 }
 
-/// A load between captured pods of two nodes. Requests may take long: steps start many programs at once.
+/// Starts a load between captured pods of two nodes. Requests may take long, since steps start many programs at once.
 fn load<'a>(space: &'a Space<'a>, name: &str) -> Load<'a> {
     let load = Load::start_gently(space, name, "n1", "server");
     space.until_captured(name, true);
     load
 }
 
-/// Asserts that every connection could be opened: those that were open longer than Istio gives its node proxies are cut
-/// when these end.
+/// Checks that every connection could be established. Connections that are older than the drain time of Istio's node
+/// proxies are terminated when these end.
 fn all_opened(outcome: &Outcome, step: &str) {
     eprintln!("{step}: longest silence {:?}", outcome.longest_silence);
     outcome.assert_all_opened();
@@ -140,7 +141,7 @@ fn all_opened(outcome: &Outcome, step: &str) {
     assert!(opening.is_none(), "{step}: {outcome}");
 }
 
-/// The root certificates in a namespace.
+/// Returns the root certificates in a namespace's ConfigMap.
 fn root(space: &Space<'_>) -> String {
     let namespace = ["--namespace", space.name()];
     let get = [

@@ -1,4 +1,4 @@
-//! Label, policies, probes, upgrade and uninstallation.
+//! Tests of enrolment, policies, probes, upgrade and uninstallation on other platforms.
 
 use ambit_cluster_tests::{
     Load, Mesh, Part, PolicyEngine, Probes, assert_at_home, assert_network_policies_hold,
@@ -38,7 +38,7 @@ fn the_mesh_lives_with_cilium_and_its_policies() {
     });
 }
 
-/// k3s comes with Flannel.
+/// Tests the layout of k3s with Flannel, which k3s includes.
 #[test]
 fn the_mesh_finds_its_directories_in_the_layout_of_k3s() {
     assert_supported(&Platform {
@@ -50,7 +50,7 @@ fn the_mesh_finds_its_directories_in_the_layout_of_k3s() {
     });
 }
 
-/// MicroK8s comes with Calico.
+/// Tests the layout of MicroK8s with Calico, which MicroK8s includes.
 #[test]
 fn the_mesh_finds_its_directories_in_the_layout_of_microk8s() {
     assert_supported(&Platform {
@@ -66,20 +66,20 @@ fn the_mesh_finds_its_directories_in_the_layout_of_microk8s() {
     });
 }
 
-/// Policy that the book has users of Cilium apply.
+/// Policy that users of Cilium apply, according to the book.
 const CILIUM_PROBES: &str = include_str!("../../../../../examples/cilium-probes.yaml");
 
-/// A cluster, and the expectations of it.
+/// Kind of cluster, and the results that the test expects on it.
 struct Platform<'a> {
     /// Options of `cargo xtask cluster up`.
     options: &'a [&'a str],
-    /// Values of the chart.
+    /// Values of Ambit's chart.
     values: &'a [&'a str],
-    /// Types of the plugins in the configuration that the runtime uses, once Ambit is installed.
+    /// Plugin types in the CNI configuration that the container runtime uses, once Ambit is installed.
     chain: &'a [&'a str],
     /// Implementation that enforces NetworkPolicies.
     engine: PolicyEngine,
-    /// Manifests that its users apply beside Ambit.
+    /// Manifests that users of the platform apply besides Ambit.
     objects: &'a str,
 }
 
@@ -100,7 +100,7 @@ fn assert_supported(platform: &Platform<'_>) {
     });
 }
 
-/// Pods that run already join the mesh by their namespace's label, without a restart.
+/// Checks that running pods join the mesh by their namespace's label, without a restart.
 #[track_caller]
 fn assert_joins_running(mesh: &Mesh) {
     let space = mesh.space("joining");
@@ -135,7 +135,7 @@ fn assert_joins_running(mesh: &Mesh) {
     }
 }
 
-/// New agents and node proxies take over under load, and no request fails.
+/// Checks that new agents and node proxies take over under load, and that no request fails.
 #[track_caller]
 fn assert_upgrades(mesh: &Mesh) {
     let space = mesh.space("upgrade");

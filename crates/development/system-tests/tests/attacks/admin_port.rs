@@ -1,6 +1,6 @@
-//! A waypoint's dumps and commands are available only to its own pod, and so to users whom the API
-//! server allows into it (`pods/portforward`, `pods/exec`): no address of the pod serves the admin
-//! port, in whatever spelling, and on loopback no page of another origin gets a response.
+//! Tests that a waypoint's dumps and commands are available only to its own pod, and so to users whom the API server
+//! allows into it (`pods/portforward`, `pods/exec`): no address of the pod serves the admin port, in whatever spelling,
+//! and on loopback no page of another origin gets a response.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,7 +8,7 @@ use ambit_system_tests::{IpFamily, LabNetns, Mesh, Options, is_whole, options, w
 
 const PORT: u16 = 15000;
 
-/// Returns the response of an admin port; `None` without a connection.
+/// Sends a request to an admin port, and returns the response; `None` without a connection.
 fn ask(
     mesh: &Mesh,
     from: &LabNetns,

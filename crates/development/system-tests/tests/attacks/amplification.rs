@@ -1,5 +1,5 @@
-//! Waypoints one behind the other send a bounded number of requests for each client request: their
-//! retries add up and do not multiply, and mirrors of mirrors end.
+//! Tests that waypoints one behind the other send a bounded number of requests for each client request: their retries
+//! add up and do not multiply, and mirrors of mirrors end.
 
 use std::{
     io::Write as _,
@@ -11,10 +11,10 @@ use std::{
 
 use ambit_system_tests::{is_whole, read_head, until, with_waypoint};
 
-/// Number of retries at each waypoint.
+/// Number of retries that each waypoint's route allows.
 const ATTEMPTS: usize = 3;
 
-/// Service whose route has a backend with another waypoint. Both routes retry requests.
+/// Service whose route has a backend behind another waypoint. Both waypoints' routes retry requests.
 const ROUTES: &str = "
 ---
 apiVersion: gateway.networking.k8s.io/v1
@@ -83,7 +83,8 @@ spec:
     backendRefs: [{name: back, port: 80}]
 ";
 
-/// Returns the number of requests to a path that an application has received, by the header `x-to`.
+/// Returns the numbers of requests for a path that an application has received from either service, by the header
+/// `x-to`.
 fn by_service(heads: &ambit_system_tests::Heads, path: &str) -> [usize; 2] {
     let all = heads.all();
     let of = |to: &str| {

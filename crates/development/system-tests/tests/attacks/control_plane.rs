@@ -1,5 +1,5 @@
-//! An unauthenticated pod cannot affect other clients of the control plane. It cannot read debug
-//! pages, and neither idle connections nor forged tokens keep a new pod from enrolling.
+//! Tests that an unauthenticated pod cannot affect other clients of the control plane. It cannot read debug pages, and
+//! neither idle connections nor forged tokens keep a new pod from enrolling.
 
 use std::{
     io::ErrorKind,
@@ -15,15 +15,13 @@ use ambit_system_tests::{Client, LabNetns, Mesh, PAIR, until};
 
 /// Address of the control plane in a lab.
 const CONTROL: [u8; 4] = [172, 18, 0, 2];
-/// Threads of the attacker: their connections exceed the listener's backlog, besides those in
-/// handshakes.
+/// Number of the attacker's threads. Their connections exceed the listener's backlog, besides those in handshakes.
 const THREADS: usize = 8;
 const HELD_BY_EACH: usize = 200;
-/// Number of connections from which on the attacker has its full rate.
+/// Number of open connections at which the attack has its full rate.
 const MANY: usize = 1000;
 
-/// Idle connections from a pod to the control plane, until this is dropped; a closed one is
-/// replaced.
+/// Idle connections from a pod to the control plane, which are replaced when closed, until this value is dropped.
 struct IdleConnections {
     stop: Arc<AtomicBool>,
     opened: Arc<AtomicUsize>,

@@ -1,6 +1,6 @@
-//! The requests of one pod cost a waypoint a bounded number of bytes, and others are still served:
-//! a megabyte of HPACK indexes, which would expand to hundreds of megabytes of headers, is rejected
-//! beyond the pod's budget.
+//! Tests that the requests of one pod cost a waypoint a bounded number of bytes, and others are still served: a
+//! megabyte of HPACK indexes, which would expand to hundreds of megabytes of headers, is rejected beyond the pod's
+//! budget.
 
 use std::{
     fs,
@@ -11,10 +11,10 @@ use std::{
 use ambit_lab::LogSource;
 use ambit_system_tests::{Conversation, Mesh, options, until, with_waypoint_and};
 
-/// Connections of the attacker, each with the maximum number of concurrent requests.
+/// Number of the attacker's connections, each with the maximum number of concurrent requests.
 const CONNECTIONS: usize = 20;
 const REQUESTS: u32 = 100;
-/// Memory limit of the waypoint's process.
+/// Memory limit of the waypoint's process, in bytes.
 const MEMORY_LIMIT: u64 = 256 << 20;
 
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -26,8 +26,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Returns requests whose headers repeat one entry of HPACK's dynamic table, which the first
-/// request adds.
+/// Returns requests whose headers repeat `times` an entry of HPACK's dynamic table, which the first request adds.
 fn amplified(field: &[u8], times: usize) -> Vec<u8> {
     let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     bytes.extend(frame(4, 0, 0, b""));
@@ -42,7 +41,7 @@ fn amplified(field: &[u8], times: usize) -> Vec<u8> {
     bytes
 }
 
-/// Returns the resident bytes of the waypoint's largest process.
+/// Returns the resident memory in bytes of the largest of the waypoint's processes.
 fn resident() -> u64 {
     let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let of_waypoint = processes.filter_map(|process| {
@@ -114,7 +113,7 @@ fn indexed_headers_cost_a_waypoint_bounded_memory() {
 /// WebSocket upgrade request.
 const UPGRADE: &[u8] = b"GET /socket HTTP/1.1\r\nHost: server\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
 const SWITCHED: &[u8] = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n";
-/// Connections that are not read after the upgrade: more than one caller's budget allows.
+/// Number of upgraded connections that are not read: more than one caller's memory budget allows.
 const SOCKETS: usize = 600;
 
 #[test]

@@ -1,9 +1,8 @@
-//! A neighbour that sends forged frames bypasses no proxy: not by packets before a connection, not
-//! by connecting to a pod for its loopback or another pod's address, not by the source address of
-//! kubelet's probes.
+//! Tests that a neighbour that sends forged frames bypasses no proxy: not by packets before a connection, not by
+//! connecting to a pod for its loopback or another pod's address, not by the source address of kubelet's probes.
 //!
-//! The neighbour's own stack opens the connections; rules at its interface change the packets that
-//! it sends. (The kernel's treatment of packets of all kinds is tested in `sys/tests/redirection`.)
+//! The neighbour's own network stack opens the connections; rules at its interface change the packets that it sends.
+//! (The kernel's treatment of packets of all kinds is tested in `sys/tests/redirection`.)
 
 use std::net::IpAddr;
 
@@ -54,7 +53,7 @@ spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: non
         }
     }
 
-    /// Returns the victim's addresses, each with an unused one of the same network.
+    /// Returns the victim's addresses, each with an unused address of the same network.
     fn addresses(&self) -> Vec<(IpAddr, &'static str)> {
         let addresses = self.mesh.pod(VICTIM).ips;
         assert_eq!(addresses.len(), 2);
@@ -72,7 +71,7 @@ spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: non
         self.mesh.run(pod, &["sh", "-ec", command])
     }
 
-    /// Sends a `GET` from the neighbour.
+    /// Sends a `GET` from the neighbour to the victim.
     fn get(&self, address: impl std::fmt::Display, v4: bool) -> Answer {
         let tool = binary(LAB_TOOL);
         let url = if v4 {
@@ -88,8 +87,8 @@ spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: non
         }
     }
 
-    /// Rewrites packets that leave the neighbour for `from`: they are sent to `to`, at the victim's
-    /// MAC address.
+    /// Rewrites packets that leave the neighbour for the address `from`: their destination becomes `to`, at the
+    /// victim's MAC address.
     fn rewrite(&self, from: &str, to: &str) {
         let (mac, ip) = (&self.mac, if from.contains(':') { "ip6" } else { "ip" });
         self.sh(
@@ -138,7 +137,7 @@ fn mac(mesh: &Mesh, pod: &str) -> String {
     rest.split(' ').next().unwrap().to_owned()
 }
 
-/// Runs a test on each kind of network and rules.
+/// Runs a test with each kind of primary CNI and redirection rules.
 fn each_street(test: impl Fn(&Street)) {
     for (primary_cni, backend) in [
         (PrimaryCni::Bridge, "nftables"),

@@ -1,6 +1,5 @@
-//! A node agent that hangs (stopped, its socket open) delays no pod of a namespace that it has
-//! recorded as outside of the mesh. Pods of the mesh wait, and are captured before their first
-//! packet when it continues.
+//! Tests that a node agent that hangs (suspended, its socket open) delays no pod of a namespace that it has recorded as
+//! outside of the mesh. Mesh pods wait, and are captured before their first packet when the agent continues.
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,5 @@
-//! Unless all processes that hold the pods' sockets on a node are killed at once, no connection is
-//! refused, no program waits for the process that started the mesh, and no data travels in
-//! plaintext.
+//! Tests that unless all processes that hold the pods' sockets on a node are killed at once, no connection is refused,
+//! no program waits for the process that started the mesh, and no data travels in plaintext.
 
 use std::net::SocketAddr;
 
@@ -47,7 +46,7 @@ spec:
     assert_eq!(restarts(&mesh, "agent"), 0);
 }
 
-/// Waits until the agent's supervisor on every node has received the node proxy's items this number of times.
+/// Waits until the agent's supervisor on every node has received the node proxy's sockets this number of times.
 fn until_held(mesh: &Mesh, times: usize) {
     for node in NODES {
         until(&format!("the agent of {node} holds the sockets"), || {
@@ -61,8 +60,7 @@ fn until_held(mesh: &Mesh, times: usize) {
     }
 }
 
-/// Kills a node proxy's supervisor that has no standby: the agent's supervisor holds its sockets,
-/// too.
+/// Kills a node proxy's supervisor that has no standby: the agent's supervisor holds its sockets as well.
 #[test]
 fn killed_node_proxy_without_a_standby_refuses_no_connection() {
     let mesh = Mesh::up(PAIR);
@@ -133,7 +131,8 @@ spec: {action: DENY, rules: [{to: [{operation: {ports: ['9000']}}]}]}
     });
 }
 
-/// The agent is connected only to the new proxies: draining ones read its record.
+/// Checks that draining node proxies, to which the agent is not connected, learn from the agent's record of enrolled
+/// pods that a pod has left.
 #[test]
 fn draining_proxies_end_connections_of_pods_that_leave() {
     let mut options = options();

@@ -1,5 +1,5 @@
-//! Attacks on a mesh in the lab, and what they must not achieve. One module for each property,
-//! which its header states.
+//! Attacks on a mesh in the lab, and what they must not achieve. Each module tests one property, which its header
+//! states.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,6 +1,6 @@
-//! Many pods that end at once do not affect the node's other pods: redirection rules are not
-//! removed in namespaces that are being deleted, the kernel's tables are not dumped for each pod,
-//! no descriptors remain, and the agent logs no error.
+//! Tests that many pods that end at once do not affect the node's other pods: redirection rules are not removed in
+//! namespaces that are being deleted, the kernel's tables are not dumped for each pod, no descriptors remain, and the
+//! agent logs no error.
 
 use ambit_system_tests::{LogSource, Mesh, PAIR, until};
 
@@ -36,12 +36,12 @@ metadata: {name: on-the-node, namespace: legacy}
 spec: {nodeName: node-1, hostNetwork: true, containers: [{name: main, image: none, command: [$LAB_TOOL, sleep]}]}
 ";
 
-/// Returns the output of a shell on the node, which sees all processes of the lab.
+/// Runs a shell script on the node, where all processes of the lab are visible; returns its output.
 fn on_the_node(mesh: &Mesh, script: &str) -> String {
     mesh.run("legacy/on-the-node", &["sh", "-c", script])
 }
 
-/// Returns the CPU time of the node proxies' processes, in ticks.
+/// Returns the CPU time of the node proxies' processes, in hundredths of a second.
 fn proxies_ticks(mesh: &Mesh) -> u64 {
     let stats = on_the_node(mesh, "cat /proc/[0-9]*/stat 2>/dev/null; true");
     let of_proxies = stats.lines().filter_map(|line| {
@@ -60,7 +60,7 @@ fn proxies_ticks(mesh: &Mesh) -> u64 {
     ticks.sum()
 }
 
-/// Returns the number of descriptors of network namespaces that the agents and proxies hold.
+/// Returns the number of file descriptors of network namespaces that the agents and node proxies hold.
 fn namespaces_held(mesh: &Mesh) -> usize {
     let script = "for p in /proc/[0-9]*; do case $(cat $p/comm 2>/dev/null) in ambit-agent|ambit-node-prox) \
         ls -l $p/fd 2>/dev/null;; esac; done; true";

@@ -1,12 +1,12 @@
-//! A ServiceEntry of one namespace does not define names of another namespace's Services, and in
-//! other namespaces no names at all unless the mesh's administrator allows it.
+//! Tests that a ServiceEntry of one namespace does not define names of another namespace's Services, and in other
+//! namespaces no names at all unless the mesh's administrator allows it.
 
 use ambit_system_tests::{LAB_TOOL, Mesh, PAIR, binary, until};
 
-/// Address of the attacker's entry.
+/// Address of the attacker's ServiceEntry.
 const ATTACKER_ADDRESS: &str = "240.240.66.1";
 
-/// Settings that make entries visible to all namespaces, as in Istio.
+/// MeshConfig that makes ServiceEntries visible to all namespaces, as in Istio.
 const VISIBLE_TO_ALL: &str = "
 apiVersion: v1
 kind: ConfigMap
@@ -20,8 +20,8 @@ kind: Namespace
 metadata: {name: store}
 ";
 
-/// Returns entries with every form of a name of `shop/server`, names that would cover it, and names
-/// of a namespace that does not exist yet.
+/// Returns ServiceEntries with every form of a name of `shop/server`, names that would cover it, and names in a
+/// namespace that does not exist yet.
 fn claims(endpoint: &str) -> String {
     let claim = |name: &str, export: &str| {
         format!(
@@ -68,8 +68,8 @@ fn is_ours(mesh: &Mesh, name: &str) -> bool {
     resolve(mesh, name).contains(ATTACKER_ADDRESS)
 }
 
-/// Asserts that the names of `shop/server` resolve to it, also along a pod's search list, and that
-/// names of missing Services do not resolve.
+/// Asserts that the names of `shop/server` resolve to its address, also along a pod's search list, and that names of
+/// missing Services do not resolve.
 #[track_caller]
 fn assert_names_resolve_to_their_owners(mesh: &Mesh, vip: &str) {
     for name in [
@@ -155,7 +155,7 @@ fn names_stay_with_their_namespaces() {
     assert_names_resolve_to_their_owners(&mesh, &vip);
 }
 
-/// Returns an entry of the client's own namespace, processed after the others.
+/// Returns a ServiceEntry of the client's own namespace, which is processed after the others.
 fn marker() -> String {
     "
 apiVersion: networking.istio.io/v1

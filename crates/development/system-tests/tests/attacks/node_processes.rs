@@ -1,6 +1,5 @@
-//! Of the processes in a node's network namespace, only kubelet, on the ports of a pod's probes,
-//! bypasses a captured pod's proxy, policies and waypoint. All others are treated like any
-//! plaintext.
+//! Tests that of the processes in a node's network namespace, only the kubelet, on the ports of a pod's probes,
+//! bypasses a captured pod's proxy, policies and waypoint. All others are treated like any plaintext.
 
 use std::{
     io::{Read, Write},
@@ -10,14 +9,13 @@ use std::{
 use ambit_system_tests::{IpFamily, LabNetns, Mesh, Options, find, options, until};
 
 const NODE: &str = "node-1";
-/// Pod of the host network.
+/// Name of the pod in the host network.
 const ON_THE_NODE: &str = "legacy/on-the-node";
 const PROBE_PORT: u16 = 8080;
 const OTHER_PORT: u16 = 8081;
 const MARKER: &str = "plain-marker";
 
-/// Policies that protect a namespace's server, with the path that they deny to callers without
-/// identity.
+/// Policies, each protecting the server of a namespace, with the path that it denies to callers without identity.
 const POLICIES: [(&str, &str); 3] = [
     (
         "strict",
@@ -57,7 +55,7 @@ spec:
     ),
 ];
 
-/// Returns a server one of whose ports has probes of every kind, and the other none.
+/// Returns the manifest of a server of whose ports one has probes of every kind, and the other none.
 fn server(namespace: &str) -> String {
     format!(
         "---
@@ -86,14 +84,14 @@ spec:
     )
 }
 
-/// Caller in the node's network namespace.
+/// Process in the node's network namespace that calls a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Caller {
-    /// Process of the node itself, like kubelet, as root.
+    /// Process of the node itself, as root, like the kubelet.
     Node,
-    /// Container of the host network, as root.
+    /// Container in the host network, as root.
     HostNetworkRoot,
-    /// Container of the host network, as another user.
+    /// Container in the host network, as another user.
     HostNetworkUser,
     /// Root of a separate user namespace, in the host network.
     HostNetworkUserNamespace,
@@ -118,7 +116,7 @@ struct Node {
 }
 
 impl Node {
-    /// Starts a node whose pods are protected by every kind of policy, all of them in force.
+    /// Starts a node whose pods are protected by every kind of policy, once all policies are enforced.
     fn new(backend: &str, exemption: &str) -> Self {
         let mut manifests = format!(
             "apiVersion: v1
@@ -215,7 +213,7 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
         output.stdout.contains(MARKER)
     }
 
-    /// Returns the number of connections counted as kubelet's.
+    /// Returns the number of connections that the redirection rules counted as kubelet's.
     fn exempted(&self) -> u64 {
         let address = SocketAddr::from(([127, 0, 0, 1], 15014));
         let place = LabNetns::Node(NODE.to_owned());
@@ -231,7 +229,7 @@ spec: {{nodeName: {NODE}, hostNetwork: true, containers: [{{name: main, image: n
         value.and_then(|value| value.parse().ok()).unwrap_or(0)
     }
 
-    /// Asserts that probes continue, and have never failed.
+    /// Asserts that the kubelet's probes continue, and have never failed.
     fn assert_probed(&self) {
         let before = self.exempted();
         until("further probes pass and are counted", || {

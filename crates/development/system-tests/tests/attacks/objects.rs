@@ -1,5 +1,5 @@
-//! Objects of the mesh must not open or divert any traffic: a policy is enforced in every form that
-//! Istio accepts, an invalid one denies everything in its scope from its creation, and no entry
+//! Tests that objects of the mesh do not open or divert any traffic: a policy is enforced in every form that Istio
+//! accepts, an invalid one denies everything in its scope from its creation, and no ServiceEntry or WorkloadEntry
 //! attracts traffic for other namespaces' pods and Services.
 
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ metadata: {name: empty-selector, namespace: shop}
 spec: {selector: {matchLabels: {}}, mtls: {mode: STRICT}}
 ";
 
-/// Policy with an unknown field.
+/// AuthorizationPolicy with an unknown field.
 const UNREADABLE: &str = "
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -28,7 +28,7 @@ metadata: {name: unreadable, namespace: shop}
 spec: {selector: {matchLabels: {app: server}}, action: DENY, rulez: [{}]}
 ";
 
-/// Settings that make entries visible to all namespaces.
+/// MeshConfig that makes ServiceEntries visible to all namespaces.
 const VISIBLE_TO_ALL: &str = "
 apiVersion: v1
 kind: ConfigMap
@@ -36,7 +36,7 @@ metadata: {name: istio, namespace: istio-system}
 data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
 ";
 
-/// Returns entries that claim a pod, a Service, every existing address, and an unused one.
+/// Returns entries of an attacker that claim a pod, a Service, every existing address, and an unused address.
 fn diversion(pod: &str, service: &str, own: &str) -> String {
     format!(
         "

@@ -1,6 +1,5 @@
-//! A plaintext connection to a captured pod survives the start of STRICT only if it is kubelet's or
-//! stays within the pod, even if it was opened while plaintext was allowed, before the pod's
-//! capture.
+//! Tests that a plaintext connection to a captured pod survives the start of STRICT mTLS only if it is kubelet's or
+//! stays within the pod, even if it was opened while plaintext was allowed, before the pod's capture.
 
 use std::net::{Ipv4Addr, SocketAddr};
 

@@ -1,11 +1,11 @@
-//! A client whose certificate the mesh's authority has revoked reaches no server behind a waypoint,
-//! and no other client is affected.
+//! Tests that a client whose certificate the mesh's CA has revoked reaches no server behind a waypoint, and no other
+//! client is affected.
 
 use std::{fs, net::SocketAddr};
 
 use ambit_system_tests::{Outcome, Peer, options, until, with_waypoint_and};
 
-/// Pod that speaks HBONE itself, under a certificate of its own account.
+/// Pod that speaks HBONE itself, with a certificate for its own service account.
 const SIDECAR: &str = "
 ---
 apiVersion: v1

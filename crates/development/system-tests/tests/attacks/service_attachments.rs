@@ -1,8 +1,8 @@
-//! Objects attached to a Service apply to every caller of its pods, on every path: policies of each action, tokens,
-//! claims that callers forge, rate limits and plugins; and other tenants cannot add any.
+//! Tests that objects attached to a Service apply to every caller of its pods, on every path: policies of each action,
+//! tokens, claims that callers forge, rate limits and plugins; and that other tenants cannot attach any.
 //!
-//! Each cell ([`matrix::cell`]) is tried with AuthorizationPolicies ALLOW, DENY and CUSTOM, a RequestAuthentication, a
-//! RateLimit and a WasmPlugin, by HTTP/1.1 and by HTTP/2. The pod is on `node-2`.
+//! Each cell ([`matrix::cell`]) is tested with AuthorizationPolicies ALLOW, DENY and CUSTOM, a RequestAuthentication, a
+//! RateLimit and a WasmPlugin, over HTTP/1.1 and over HTTP/2. The pod is on `node-2`.
 //!
 //! | caller | VIP | pod address | alias (ServiceEntry) | headless name | NodePort | own route | another waypoint |
 //! |---|---|---|---|---|---|---|---|
@@ -14,20 +14,20 @@
 //! | either node itself | yes | yes | g | a | h | g | g |
 //! | another network (`other_network`) | yes, i | yes | yes, i | a | j | yes, f, i | yes, f, i |
 //!
-//! - a: a name without VIP is the pod's address by DNS. ALLOW and DENY are tried by name from `shop/client`; the rest is
-//!   the column of the pod's address.
-//! - b: a route of its own namespace is the owner's.
-//! - c: kube-proxy passes on under the node's address, whoever calls: nothing of the caller is left. The lab has no
-//!   NodePort of its own; rules of a host network pod stand in.
-//! - d: by that way policies of the other Service refuse it (`another_waypoint`).
-//! - e: other namespaces do not see it; entries and Services of their own for the same pod are tried below.
-//! - f: without CUSTOM, which is at another port than the route; likewise of another waypoint.
-//! - g: only the mesh knows the ServiceEntry, the route and the waypoint: outside of it the VIP of a Service is the pod's
-//!   address, and the alias leads nowhere.
-//! - h: kube-proxy's rules for what is forwarded are not those of the node itself, whose calls are those by VIP.
-//! - i: by host name, as an east-west gateway's clients name what they call. The gateway is the test's: the lab has one
-//!   network.
-//! - j: NodePorts are no way into another network.
+//! - a: a name without VIP resolves to the pod's address. ALLOW and DENY are tested by name from `shop/client`; all
+//!   else is as in the column of the pod's address.
+//! - b: a route of the caller's own namespace is the owner's.
+//! - c: kube-proxy forwards with the node's source address, so that all callers look alike. The lab has no NodePorts;
+//!   nftables rules of a pod in the host network replace them.
+//! - d: policies of the other Service deny such calls (`another_waypoint`).
+//! - e: it is not visible in other namespaces; their own entries and Services for the same pod are tested below.
+//! - f: without CUSTOM, which is attached to another port than that of the route or of the other waypoint.
+//! - g: only the mesh knows the ServiceEntry, the route and the waypoint: outside of it, the VIP of a Service is
+//!   translated to the pod's address, and the alias has no route.
+//! - h: kube-proxy's rules for forwarded packets do not apply to the node's own packets; the node calls the VIP.
+//! - i: by host name, as clients of an east-west gateway name their targets. The gateway is part of the test: the lab
+//!   has one network.
+//! - j: NodePorts are not reachable from another network.
 
 use std::{
     io::{Read as _, Write as _},
@@ -46,7 +46,7 @@ mod other_network;
 use matrix::{Dial, ON_NODES, cell, cells, client_route, is_http2, serve_http2};
 use other_network::{CLIENTS, OtherNetwork};
 
-/// Ports of the pod: one with objects of all kinds, and one with a CUSTOM policy.
+/// Ports of the pod: one with objects of all kinds attached, and one with a CUSTOM policy attached.
 const APP: u16 = 8081;
 const CHECKED: u16 = 8082;
 
@@ -123,7 +123,7 @@ spec:
   local: [{requests: 1, per: 1h, burst: 1, by: [{header: x-cell}], matches: [{path: {type: Exact, value: /open/limited}}]}]
 ";
 
-/// Provider without a server.
+/// Extension provider without a server, so that its CUSTOM policies deny.
 const AUTHORIZER: &str = "
 ---
 apiVersion: v1
@@ -152,11 +152,10 @@ spec:
 
 const HEADERS: &str = include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
 
-/// Host that resolves to the victim's address: any name that its owner lets have it would do.
+/// Host name that resolves to the victim's address; its owner may choose any address.
 const LURE: &str = "headless.shop.svc.cluster.local";
 
-/// Returns Services of the tenant with the victim's address as endpoint, and objects that the
-/// tenant attaches to them.
+/// Returns Services of the tenant whose endpoint is the victim's address, and objects that the tenant attaches to them.
 fn tenant(victim: IpAddr) -> String {
     format!(
         "
@@ -223,7 +222,8 @@ spec:
     )
 }
 
-/// Grant that lets attachments of the tenant's Services and ServiceEntries apply to a pod.
+/// Grant that lets the objects attached to the tenant's Services and ServiceEntries apply to a pod of another
+/// namespace.
 const GRANT: &str = "
 apiVersion: gateway.networking.k8s.io/v1beta1
 kind: ReferenceGrant
@@ -233,7 +233,7 @@ spec:
   to: [{group: '', kind: Pod, name: server}]
 ";
 
-/// Service with its own waypoint, whose pod is behind the other waypoint.
+/// Service with its own waypoint, whose pod is behind a different waypoint.
 const OTHER_WAYPOINT_SERVICE: &str = "
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
@@ -255,8 +255,8 @@ spec:
   rules: [{from: [{source: {principals: [cluster.local/ns/shop/sa/client]}}]}]
 ";
 
-/// Returns a Service of the tenant at the other waypoint, whose endpoint is the victim behind its
-/// own.
+/// Returns a Service of the tenant at the other waypoint, whose endpoint is the victim behind the victim's own
+/// waypoint.
 fn hook(victim: IpAddr) -> String {
     format!(
         "
@@ -350,7 +350,7 @@ impl Scene {
         answer.unwrap_or_else(|error| format!("broken: {error}"))
     }
 
-    /// Starts a request whose response does not end.
+    /// Sends a request whose response body does not end; returns the connection.
     fn begin(&self, from: &LabNetns, to: SocketAddr) -> Conversation {
         let request = b"GET /open/endless HTTP/1.1\r\nHost: app.shop\r\n\r\n";
         let mut connection = self.mesh.dial_from(from.clone(), to).unwrap();
@@ -360,7 +360,7 @@ impl Scene {
     }
 }
 
-/// Sends a piece of a body now and then, until the client has disconnected.
+/// Sends pieces of a body at intervals, until the client has disconnected.
 fn endless(stream: &mut TcpStream) -> std::io::Result<()> {
     stream.set_read_timeout(Some(Duration::from_millis(50)))?;
     stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")?;
@@ -520,7 +520,7 @@ fn another_waypoint(scene: &Scene, other_network: &OtherNetwork<'_>) {
     }
 }
 
-/// Returns a policy of a Service that selects the pod, or does not.
+/// Returns a Service whose selector matches the pod or not, and, if `policy`, a policy attached to it.
 fn late(selector: &str, policy: bool) -> String {
     let service = format!(
         "
@@ -543,7 +543,7 @@ spec:
     if policy { service + of_it } else { service }
 }
 
-/// Returns a Service with a pod's address as endpoint, and a policy.
+/// Returns a Service without a selector, with an EndpointSlice of a pod's address, and a policy attached to it.
 fn written(victim: IpAddr) -> String {
     let service = late("nobody", true)
         .replace("selector: {app: nobody}, ", "")

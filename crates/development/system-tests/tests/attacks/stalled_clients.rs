@@ -1,5 +1,5 @@
-//! Clients that do not read, applications that do not read, and clients that disappear do not block
-//! others, through waypoints and through node proxies alone, and none of their connections remains.
+//! Tests that clients that do not read, applications that do not read, and clients that disappear do not block others,
+//! through waypoints and through node proxies alone, and none of their connections remains.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -14,7 +14,7 @@ use std::{
 use ambit_lab::LabNetns;
 use ambit_system_tests::{Mesh, answer_ok, idle_pod, read_head, until, with_waypoint};
 
-/// Captured namespace without a waypoint, and a client besides that of `shop`.
+/// Captured namespace without a waypoint, and a second client in `shop`.
 const MANIFESTS: &str = "
 ---
 apiVersion: v1
@@ -23,11 +23,11 @@ metadata: {name: flat, labels: {istio.io/dataplane-mode: ambient}}
 ";
 const CLIENTS: [&str; 3] = ["shop/client", "flat/client", "legacy/client"];
 const PORT: u16 = 8081;
-/// Connections of one attacker: enough to fill the window of a shared connection.
+/// Number of an attacker's connections: enough to fill the window of a shared connection.
 const CONNECTIONS: usize = 12;
-/// Requests of another client during an attack.
+/// Number of another client's requests during an attack.
 const REQUESTS: usize = 30;
-/// Timeout of one client on a busy machine.
+/// Timeout of one client's requests, long enough for a busy machine.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// HTTP/1.1 application in a pod, with its open connections.
@@ -37,8 +37,8 @@ struct Application {
 }
 
 impl Application {
-    /// Starts an application: `/big` has an endless response; of a request to `/upload` it reads
-    /// nothing, though it begins to respond; `/hang` has no response.
+    /// Starts an application: `/big` has an endless response; of a request to `/upload` the application reads nothing,
+    /// though it begins to respond; `/hang` has no response.
     fn start(mesh: &Mesh, pod: &str) -> Self {
         let open = Arc::new(AtomicUsize::new(0));
         let counted = open.clone();
@@ -80,7 +80,7 @@ fn serve(stream: &mut TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until a connection is reset, without reading.
+/// Waits until a connection is reset, without reading from it.
 fn until_reset(stream: &TcpStream) -> io::Result<()> {
     let stream = stream.try_clone()?;
     stream.set_nonblocking(true)?;
@@ -92,7 +92,7 @@ fn until_reset(stream: &TcpStream) -> io::Result<()> {
     })
 }
 
-/// Opens the connections of one attack from a pod.
+/// Opens the connections of one attack from a pod, and sends the request on each.
 fn attack(mesh: &Mesh, pod: &str, to: SocketAddr, request: &str) -> Vec<TcpStream> {
     let dial = || {
         mesh.client()
@@ -106,7 +106,7 @@ fn attack(mesh: &Mesh, pod: &str, to: SocketAddr, request: &str) -> Vec<TcpStrea
     all
 }
 
-/// Sends bytes that are not read, until the windows are full.
+/// Sends bytes on all connections, which are not read, until the flow-control windows are full.
 fn fill(all: &[TcpStream]) {
     let piece = vec![b'a'; 64 << 10];
     for mut stream in all {
@@ -117,7 +117,7 @@ fn fill(all: &[TcpStream]) {
     }
 }
 
-/// Returns the duration of another client's slowest request.
+/// Sends requests of another client, and returns the duration of the slowest one.
 fn others(mesh: &Mesh, pod: &str, to: SocketAddr, what: &str) -> Duration {
     let mut slowest = Duration::ZERO;
     for number in 0..REQUESTS {
@@ -194,8 +194,7 @@ fn stalled_clients_block_nobody_and_leave_nothing() {
     }
 }
 
-/// Checks that requests without a response end with their clients, at a waypoint, which parses
-/// requests.
+/// Checks that unanswered requests are cancelled when their clients disconnect, at a waypoint, which parses requests.
 fn requests_end_with_their_clients(mesh: &Mesh, application: &Application) {
     let Application { address, open } = application;
     for attacker in ["shop/client", "legacy/client"] {

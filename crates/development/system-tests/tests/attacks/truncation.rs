@@ -1,5 +1,5 @@
-//! Truncated data never looks complete: when a node proxy is killed in the middle of a connection,
-//! the application on the other side gets a reset, never an end of data.
+//! Tests that truncated data never looks complete: when a node proxy is killed in the middle of a connection, the
+//! application on the other side gets a reset, never an end of data.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},

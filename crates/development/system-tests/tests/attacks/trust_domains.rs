@@ -1,5 +1,5 @@
-//! Clients of other trust domains reach servers as policies allow, while their trust domain is
-//! accepted and if its own authority has signed for them; at node proxies and at waypoints.
+//! Tests that clients of other trust domains reach servers as policies allow, while their trust domain is accepted and
+//! if its own CA has signed their certificates; at node proxies and at waypoints.
 
 use std::net::SocketAddr;
 
@@ -26,7 +26,7 @@ spec:
 ";
 const GET: &str = "GET / HTTP/1.1\r\nHost: server\r\nConnection: close\r\n\r\n";
 
-/// Outcome of a call: the server responds, a policy denies it, or the certificate is refused.
+/// Outcome of a call: the server responds, a policy denies it, or the certificate is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CallResult {
     Passes,
@@ -34,7 +34,7 @@ enum CallResult {
     Refused,
 }
 
-/// Returns policies of both servers that allow one principal.
+/// Returns policies for both servers that allow one principal.
 fn allow(principal: &str) -> String {
     let policy = |namespace: &str, target: &str| {
         format!(
@@ -54,7 +54,7 @@ fn settings(aliases: &str, west: &Pki) -> String {
     )
 }
 
-/// Clients by trust domain and authority, and the servers that they call.
+/// Clients by trust domain and signing CA, and the servers that they call.
 struct Scene<'a> {
     clients: Vec<(&'static str, Peer<'a>)>,
     node_proxy: SocketAddr,
@@ -107,7 +107,8 @@ impl<'a> Scene<'a> {
             .collect()
     }
 
-    /// Waits for these outcomes of own, alias and west; all other clients are always rejected.
+    /// Waits for these outcomes for the mesh's own trust domain, its alias, and the domain `west`; checks that clients
+    /// with certificates of the wrong CA are rejected.
     #[track_caller]
     fn expect(&self, what: &str, [own, alias, west]: [CallResult; 3]) {
         let others = [
@@ -131,7 +132,7 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// Returns the outcome of a call; a response that begins with `success` is a success.
+/// Converts the outcome of opening a tunnel; a response that begins with `success` is a success.
 fn call_result(outcome: &Outcome, success: &str) -> CallResult {
     match outcome {
         Outcome::Refused(401) => CallResult::Denied,

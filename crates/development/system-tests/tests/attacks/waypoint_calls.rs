@@ -1,10 +1,10 @@
-//! A waypoint does not lend its identity: calls on behalf of a tenant's object are authorized as
-//! calls of that object's namespace, by the node proxy and by the waypoint of the callee, and reach
-//! other namespaces only with a grant.
+//! Tests that a waypoint does not lend its identity: calls on behalf of a tenant's object are authorized as calls of
+//! that object's namespace, by the node proxy and by the waypoint of the callee, and reach other namespaces only with a
+//! grant.
 
 use ambit_system_tests::{Heads, Mesh, idle_pod, is_whole, options, until};
 
-/// Gateway that all namespaces share, and their namespaces.
+/// Gateway of a waypoint that all namespaces share, and these namespaces.
 const SHARED_GATEWAY: &str = "
 apiVersion: v1
 kind: Namespace
@@ -26,9 +26,8 @@ kind: Namespace
 metadata: {name: bank, labels: {istio.io/dataplane-mode: ambient}}
 ";
 
-/// Policies that guard the services of `bank`: the vault's node proxy allows the waypoint's own
-/// identity, as that of a pod behind a waypoint does; the waypoint allows tellers to call the
-/// ledger.
+/// Policies of the services in `bank`: the vault's node proxy allows the waypoint's own identity, as for any pod behind
+/// a waypoint; the waypoint allows tellers to call the ledger.
 const POLICIES: &str = "
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -52,7 +51,7 @@ spec:
   rules: [{from: [{source: {principals: [cluster.local/ns/tenant/sa/waypoint_calls]}}]}]
 ";
 
-/// Grant that lets the plugins of `tenant` call all services of `bank`.
+/// Grant that lets WasmPlugins of `tenant` call all services of `bank`.
 const GRANT: &str = "
 apiVersion: gateway.networking.k8s.io/v1beta1
 kind: ReferenceGrant
@@ -81,7 +80,7 @@ spec:
     )
 }
 
-/// Returns a module that calls a service for each request, and responds with 401 without its response.
+/// Returns a Wasm module that calls a service for each request, and responds with 401 if the call has no response.
 fn asking(upstream: &str) -> String {
     let pairs: [(&[u8], &[u8]); 3] = [
         (b":method", b"GET"),
@@ -133,7 +132,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Makes the tenant's plugin call a service, and returns the response to a request to its target.
+    /// Makes the tenant's plugin call a service, and checks the response to a request that runs the plugin.
     fn call(&mut self, upstream: &str, expected: &str) {
         self.number += 1;
         let path = self.modules.path().join(format!("{}.wasm", self.number));

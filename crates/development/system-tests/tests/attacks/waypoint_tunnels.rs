@@ -1,13 +1,13 @@
-//! A client that opens tunnels itself, with its own certificate, bypasses a waypoint neither by
-//! claiming to call on behalf of another client, nor by requesting targets that the waypoint does
-//! not serve, nor by connecting to the pod.
+//! Tests that a client that opens tunnels itself, with its own certificate, bypasses a waypoint neither by claiming to
+//! call on behalf of another client, nor by requesting targets that the waypoint does not serve, nor by connecting to
+//! the pod.
 
 use std::net::SocketAddr;
 
 use ambit_system_tests::{Mesh, Outcome, Peer, until, with_waypoint};
 
-/// Pods with a token of their account: outside of the mesh; uncaptured, under the account of the
-/// covered pod; and another namespace with its own waypoint and pod.
+/// Pods with a token of their service account: outside of the mesh; uncaptured, under the account of the pod behind the
+/// waypoint; and a namespace with its own waypoint and pod.
 const PEERS: &str = "
 ---
 apiVersion: v1
@@ -66,7 +66,7 @@ const CLIENT: &str = "spiffe://cluster.local/ns/shop/sa/client";
 const SIDECAR: &str = "spiffe://cluster.local/ns/legacy/sa/sidecar";
 const CLAIM: &str = "x-ambit-original-peer";
 
-/// Lets the waypoint allow this principal, and no other.
+/// Applies a policy by which the waypoint allows this principal, and no other.
 fn only(mesh: &Mesh, spiffe: &str) {
     let principal = spiffe.trim_start_matches("spiffe://");
     mesh.apply(

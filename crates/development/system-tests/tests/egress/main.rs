@@ -1,5 +1,5 @@
-//! Tests of calls out of the mesh through a waypoint in a separate namespace, with real TLS servers
-//! outside. One module for each property, which its header states.
+//! Tests of calls out of the mesh through a waypoint in a separate namespace, with real TLS servers outside. Each
+//! module tests one property, which its header states.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,6 +1,5 @@
-//! Tests of hosts whose DNS server changes its answers, lies, or sends invalid answers or none:
-//! resolved addresses are checked each time, for the TTL of the answer, and one name's server does
-//! not affect others.
+//! Tests of hosts whose DNS server changes its answers, lies, or sends invalid answers or none: resolved addresses are
+//! checked each time, for the TTL of the answer, and one host's server does not affect others.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +15,7 @@ const PORT: u16 = 8080;
 /// TTL of DNS answers in seconds.
 const TTL: u32 = 1;
 
-/// Result of a request for a name.
+/// DNS server's behaviour for one name.
 #[derive(Clone)]
 enum NameResult {
     Addresses(Vec<Ipv4Addr>),
@@ -24,7 +23,7 @@ enum NameResult {
     Nothing,
 }
 
-/// Scripted DNS server.
+/// Scripted DNS server, with the behaviour for each name.
 #[derive(Clone, Default)]
 struct Names(Arc<Mutex<BTreeMap<String, NameResult>>>);
 
@@ -54,7 +53,7 @@ impl Names {
         });
     }
 
-    /// Builds an answer (RFC 1035, section 4) to one query, with IPv4 addresses.
+    /// Builds the DNS answer (RFC 1035, section 4) to one query, with IPv4 addresses.
     fn answer(&self, question: &[u8]) -> Option<Vec<u8>> {
         let mut labels = Vec::new();
         let mut at = 12;
@@ -91,7 +90,7 @@ impl Names {
     }
 }
 
-/// Serves HTTP that returns its own name.
+/// Serves HTTP in a network namespace; responses contain the server's `name`.
 fn serve(mesh: &Mesh, place: LabNetns, name: &'static str) {
     listen(mesh, place, PORT, move |mut stream| {
         while read_head(&mut stream)?.is_some() {

@@ -13,7 +13,7 @@ use crate::outside::{listen, log, mesh, waypoint};
 const HTTP: u16 = 8080;
 const TCP: u16 = 8091;
 
-/// Returns an entry with addresses, which the waypoint serves.
+/// Returns a ServiceEntry with these addresses, which the waypoint serves.
 fn entry(name: &str, addresses: &str, port: &str) -> String {
     format!(
         "
@@ -42,8 +42,8 @@ fn denies(entry: &str, rule: &str) -> String {
     )
 }
 
-/// Serves HTTP, and connections whose server sends first, in the waypoint's own pod; both report
-/// the destination address. Returns the pod.
+/// Serves HTTP, and connections on which the server sends first, in the waypoint's own pod; both report the destination
+/// address. Returns the pod.
 fn serve(mesh: &Mesh) -> String {
     let pods = mesh.client().status().unwrap().pods;
     let pod = pods.iter().find(|pod| pod.namespace == "egress").unwrap();
@@ -77,7 +77,7 @@ fn get(mesh: &Mesh, ip: Ipv4Addr, path: &str) -> String {
         .body
 }
 
-/// Returns the greeting of a server that sends first, if a byte is echoed after it.
+/// Opens a connection to a server that sends first; returns its first bytes, if a byte is echoed after them.
 fn greeting(mesh: &Mesh, ip: Ipv4Addr) -> Option<String> {
     let place = LabNetns::Pod("shop/client".to_owned());
     let address = SocketAddr::from((ip, TCP));

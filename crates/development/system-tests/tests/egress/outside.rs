@@ -1,4 +1,4 @@
-//! A mesh with a waypoint for calls out of it, and TLS servers outside.
+//! Mesh with a waypoint for calls out of it, and TLS servers outside.
 
 use std::{collections::BTreeMap, io::Write as _, net::SocketAddr, path::Path, sync::Arc};
 
@@ -12,11 +12,10 @@ use rustls::{
     server::WebPkiClientVerifier,
 };
 
-/// Prefix of the addresses that hosts of ServiceEntries have in the mesh; the caller chooses the
-/// last byte.
+/// Prefix of the addresses that ServiceEntries' hosts have in the mesh; the test chooses the last byte.
 pub(crate) const PREFIX: &str = "240.240.9";
 
-/// Certificate authority of the test.
+/// CA of the test, for servers outside.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// Certificate with its key, as PEM.
@@ -60,16 +59,16 @@ impl Authority {
     }
 }
 
-/// Settings of a TLS server that depend on the test.
+/// Settings of a TLS server outside the mesh.
 pub(crate) struct Outside<'a> {
     pub(crate) port: u16,
     pub(crate) signed: &'a Signed,
-    /// Authority that must have signed the clients' certificates.
+    /// CA that must have signed the clients' certificates; `None` requests none.
     pub(crate) clients: Option<&'a Authority>,
 }
 
 impl Outside<'_> {
-    /// Serves HTTP/1.1 over TLS; responses contain the SNI, the protocol, and the request's host.
+    /// Serves HTTP/1.1 over TLS; responses contain the SNI, the ALPN protocol, and the request's host.
     pub(crate) fn serve(&self, mesh: &Mesh, place: LabNetns) {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let builder = rustls::ServerConfig::builder_with_provider(provider.clone())
@@ -128,7 +127,7 @@ pub(crate) fn listen(
     });
 }
 
-/// Starts the mesh, with files that waypoints mount.
+/// Starts the mesh, with the directory `files` mounted by waypoints.
 pub(crate) fn mesh(files: &Path, more: &str) -> Mesh {
     let mut options: Options = options();
     let path = files.to_str().expect("a path in UTF-8").to_owned();
@@ -154,7 +153,7 @@ spec:
     Mesh::up_with(&format!("{PAIR}\n---{egress}{more}"), options)
 }
 
-/// Starts the waypoint of the namespace `egress`, whose hosts have these addresses, and which
+/// Starts the waypoint of the namespace `egress`, whose pod resolves these hosts to these addresses, and which
 /// namespaces with the label `tenant` may use.
 pub(crate) fn waypoint(mesh: &Mesh, hosts: &[(&str, &str)]) {
     let mut by_ip: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -168,7 +167,7 @@ pub(crate) fn waypoint(mesh: &Mesh, hosts: &[(&str, &str)]) {
     waypoint_with(mesh, &format!("hostAliases: [{aliases}]"));
 }
 
-/// Starts a mesh with a waypoint whose pod has this spec.
+/// Starts the waypoint of the namespace `egress`, whose pod has these additional fields in its spec.
 pub(crate) fn waypoint_with(mesh: &Mesh, of_pod: &str) {
     mesh.apply(
         "waypoint",
@@ -200,7 +199,7 @@ data:
     });
 }
 
-/// Returns a ServiceEntry that the waypoint serves.
+/// Returns a ServiceEntry that the waypoint serves; `address` is the last byte of its address.
 pub(crate) fn entry(namespace: &str, name: &str, address: u8, spec: &str) -> String {
     format!(
         "
@@ -219,7 +218,7 @@ spec:
     )
 }
 
-/// Returns the response to a pod for a host at an address of an entry; empty if the connection is
+/// Sends a request for a host at an entry's address, from a pod; returns the response, empty if the connection is
 /// closed before.
 pub(crate) fn ask(mesh: &Mesh, pod: &str, address: u8, host: &str) -> String {
     let to = format!("{PREFIX}.{address}:80").parse().unwrap();
@@ -232,7 +231,7 @@ pub(crate) fn ask(mesh: &Mesh, pod: &str, address: u8, host: &str) -> String {
         .unwrap_or_default()
 }
 
-/// Sends requests until the response contains a text.
+/// Repeats [`ask`] until the response contains a text, and returns the response.
 #[track_caller]
 pub(crate) fn until_answer(mesh: &Mesh, pod: &str, address: u8, host: &str, text: &str) -> String {
     let mut answer = String::new();
@@ -243,7 +242,7 @@ pub(crate) fn until_answer(mesh: &Mesh, pod: &str, address: u8, host: &str, text
     answer
 }
 
-/// Returns the access log of the waypoint.
+/// Returns the waypoint's access log.
 pub(crate) fn log(mesh: &Mesh) -> String {
     let pods = mesh.client().status().unwrap().pods.into_iter();
     let mut of_it = pods.filter(|pod| pod.namespace == "egress");

@@ -24,7 +24,7 @@ spec:
     )
 }
 
-/// Returns the response to a pod at an address; empty if the connection is rejected.
+/// Sends a request from a pod to an address, and returns the response; empty if the connection is rejected.
 fn ask(mesh: &Mesh, pod: &str, to: &str) -> String {
     let Ok(mut connection) = mesh.dial(pod, to.parse().unwrap()) else {
         return String::new();

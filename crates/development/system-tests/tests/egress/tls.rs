@@ -1,5 +1,5 @@
-//! Tests of TLS origination at the waypoint: SNI and trusted certificates are those of the rule,
-//! and without TLS no data is sent.
+//! Tests of TLS origination at the waypoint: SNI and CA certificates are those of the DestinationRule, and without TLS
+//! no data is sent.
 
 use std::fs;
 

@@ -25,7 +25,7 @@ spec:
   rules: [{}]
 ";
 
-/// Settings that make entries visible to all namespaces.
+/// MeshConfig that makes ServiceEntries visible to all namespaces.
 const VISIBLE_TO_ALL: &str = "
 apiVersion: v1
 kind: ConfigMap
@@ -34,11 +34,11 @@ data: {mesh: 'defaultServiceExportTo: [\"*\"]'}
 ";
 
 const PORT: u16 = 8080;
-/// Port of a server that accepts connections and records the bytes that it reads.
+/// Port of a server that accepts connections and records the received bytes.
 const RAW_PORT: u16 = 8445;
 const TLS_PORT: u16 = 8443;
 
-/// Serves HTTP with responses that contain the requested host.
+/// Serves HTTP in a network namespace; responses contain the requested host.
 fn serve(mesh: &Mesh, place: LabNetns) {
     listen(mesh, place, PORT, |mut stream| {
         while let Some(head) = read_head(&mut stream)? {
@@ -206,7 +206,7 @@ fn dial(mesh: &Mesh, to: &str) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Returns the response of a server over TLS; `to` is an address below [`PREFIX`] and a port.
+/// Sends a request over TLS, and returns the response; `to` is an address below [`PREFIX`] and a port.
 fn secured_at(
     mesh: &Mesh,
     config: &Arc<ClientConfig>,
@@ -221,8 +221,8 @@ fn secured_at(
     Ok(head.unwrap_or_default())
 }
 
-/// Checks that an entry visible only to the caller's namespace does not apply to calls at another
-/// namespace's wildcard.
+/// Checks that a ServiceEntry visible only to the caller's namespace does not apply to calls at another namespace's
+/// wildcard.
 fn of_callers(mesh: &Mesh, spec: &str) {
     mesh.apply("open", VISIBLE_TO_ALL);
     until_answer(mesh, "bank/client", 2, "api.outside.example", "outside api");

@@ -42,8 +42,7 @@ impl Scene {
         last
     }
 
-    /// Serves gRPC in the application's pod: echoes each message; the status is the last segment of
-    /// the path.
+    /// Serves gRPC in the application's pod: echoes each message; the `grpc-status` is the last segment of the path.
     fn serve_grpc(&self) {
         self.mesh.serve("shop/a", 8091, |stream| {
             stream.set_nonblocking(true)?;
@@ -57,7 +56,7 @@ impl Scene {
 }
 
 impl Scene {
-    /// Returns the trailers of the response to a request with trailers.
+    /// Sends a request with trailers, and returns the trailers of the response.
     fn trailers(&self) -> HeaderMap {
         let place = LabNetns::Pod("shop/client".into());
         let service = self.mesh.service("many.shop.svc", 81);

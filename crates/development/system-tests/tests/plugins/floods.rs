@@ -1,5 +1,5 @@
-//! A client whose requests make a plugin call a slow service as often as it can does not affect the
-//! plugin's calls for others, and the waypoint holds a bounded number of bytes for the client.
+//! Tests that a client whose requests make a plugin call a slow service as often as it can does not affect the plugin's
+//! calls for others, and the waypoint holds a bounded number of bytes for the client.
 
 use std::{
     io::{self, Write as _},
@@ -15,28 +15,28 @@ use ambit_system_tests::{Conversation, LabNetns, answer_ok, is_whole, options, r
 
 use crate::{handwritten::CALLING_MODULE, scene::Scene};
 
-/// Concurrent requests of the client that wait for the plugin: more than one caller's share of
-/// calls in flight.
+/// Number of the client's concurrent requests that wait for the plugin: more than one caller's share of calls in
+/// flight.
 const REQUESTS: usize = 600;
-/// Memory limit of the waypoint, with room for all requests.
+/// Memory limit of the waypoint in bytes, with room for all requests.
 const MEMORY: usize = 1 << 30;
 
 /// Maximum delay of the slow service's responses: less than the plugin's timeout, and more than the
 /// flood needs to start on a busy machine.
 const SLOW_RESPONSE: Duration = Duration::from_secs(50);
 
-/// Response mode of the slow service for new calls.
+/// Time at which the slow service responds to new calls.
 #[derive(Clone, Copy, PartialEq)]
 enum Phase {
-    /// Calls get immediate responses.
+    /// Responds to calls at once.
     Quick,
-    /// Calls get responses after the flood.
+    /// Responds to calls only after the flood.
     Flood,
-    /// All calls get responses, including those of the flood.
+    /// Responds to all calls, including the waiting ones.
     Over,
 }
 
-/// Service that the plugin calls.
+/// Slow service that the plugin calls.
 const SLOW_SERVICE: &str = "
 ---
 apiVersion: v1

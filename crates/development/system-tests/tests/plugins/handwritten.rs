@@ -1,4 +1,4 @@
-//! Tests of handwritten plugins, each for one behaviour.
+//! Tests of handwritten Wasm plugins, each for one behaviour.
 
 use ambit_system_tests::{options, until};
 
@@ -6,7 +6,7 @@ use crate::scene::Scene;
 
 pub(crate) const HEADERS: &str =
     include_str!("../../../../dataplane/wasm/tests/modules/headers.wat");
-/// Traps on requests with `x-trap`, spins on those with `x-spin`.
+/// Module that traps on requests with `x-trap`, and loops forever on requests with `x-spin`.
 const HOSTILE_MODULE: &str = r#"(module
     (import "env" "proxy_get_header_map_value" (func $get (param i32 i32 i32 i32 i32) (result i32)))
     (memory (export "memory") 1)
@@ -20,7 +20,7 @@ const HOSTILE_MODULE: &str = r#"(module
         (if (i32.eqz (call $get (i32.const 0) (i32.const 32) (i32.const 6) (i32.const 0) (i32.const 4)))
             (then (loop (br 0))))
         (i32.const 0)))"#;
-/// Module that never starts.
+/// Module whose start never returns.
 const STUCK_MODULE: &str = r#"(module
     (memory (export "memory") 1)
     (func (export "proxy_abi_version_0_2_1"))
@@ -32,7 +32,7 @@ const PAUSING_MODULE: &str = r#"(module
     (func (export "proxy_abi_version_0_2_1"))
     (func (export "proxy_on_memory_allocate") (param i32) (result i32) (i32.const 4096))
     (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32) (i32.const 1)))"#;
-/// Module that calls a service of the mesh for each request, and resumes the request on a 200 response.
+/// Module that calls a service of the mesh for each request, and resumes the request after a 200 response.
 pub(crate) const CALLING_MODULE: &str = r#"(module
     (import "env" "proxy_http_call" (func $call (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
     (import "env" "proxy_continue_stream" (func $continue (param i32) (result i32)))

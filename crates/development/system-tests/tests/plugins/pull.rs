@@ -1,5 +1,5 @@
-//! Tests of modules that a waypoint pulls: from a registry that requires credentials
-//! (`build/registry`), and from servers that lie, hang, flood, or redirect elsewhere.
+//! Tests of Wasm modules that a waypoint pulls: from a registry that requires credentials (`build/registry`), and from
+//! servers that lie, hang, flood, or redirect elsewhere.
 
 use std::{
     io::{Read as _, Write as _},
@@ -14,8 +14,8 @@ use crate::{handwritten::HEADERS, scene::Scene};
 const USER: &str = "puller";
 const PASSWORD: &str = "a-password-nobody-else-knows";
 
-/// Returns a module, and the options of a lab whose waypoints may pull without TLS and cache
-/// modules beside it.
+/// Writes a module; returns its directory, and the options of a lab whose waypoints may pull without TLS and cache
+/// modules in that directory.
 fn module() -> (tempfile::TempDir, Options) {
     let directory = tempfile::tempdir().unwrap();
     let module = directory.path().join("tag.wasm");
@@ -33,8 +33,7 @@ fn module() -> (tempfile::TempDir, Options) {
     (directory, options)
 }
 
-/// Services of the pods that modules are pulled from in the namespace `legacy`, and a grant for
-/// plugins of `shop`.
+/// Services in the namespace `legacy` of the pods from which modules are pulled, and a grant for WasmPlugins of `shop`.
 const GRANT: &str = "
 ---
 apiVersion: v1
@@ -77,7 +76,7 @@ impl Scene {
         until(what, || self.dump().contains(why));
     }
 
-    /// Returns the Secret `registry` with a password for some registries.
+    /// Applies the Secret `registry` with a password for some registries.
     fn secret(&self, label: &str, password: &str, registries: &[&str]) {
         let entries: Vec<String> = registries
             .iter()
@@ -174,10 +173,10 @@ fn module_is_pulled_only_with_its_secrets_credentials() {
     }
 }
 
-/// Heads of requests.
+/// Heads of the requests that a server has received.
 type RecordedHeads = Arc<Mutex<Vec<String>>>;
 
-/// Responds in invalid ways, selected by the first segment of the path.
+/// Sends an invalid response, of the kind that the first segment of the path selects.
 fn hostile(stream: &mut TcpStream, head: &str, other: SocketAddr) -> std::io::Result<()> {
     const MANIFEST: &str = r#"{"layers": [{"mediaType": "application/wasm", "digest": "sha256:0000000000000000000000000000000000000000000000000000000000000000"}]}"#;
     let path = head.split(' ').nth(1).unwrap_or_default();

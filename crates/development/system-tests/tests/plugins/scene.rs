@@ -1,4 +1,4 @@
-//! Setup of these tests: a mesh with a waypoint, and directories with modules for its plugins.
+//! Setup of the plugin tests: a mesh with a waypoint, and directories with modules for its plugins.
 
 use std::{net::SocketAddr, path::Path};
 
@@ -27,7 +27,7 @@ spec:
   - {name: grpc, port: 81, targetPort: 8091}
 ";
 
-/// Mesh with a waypoint with plugins, and an application that echoes requests.
+/// Mesh with a waypoint that runs plugins, and an application that echoes requests.
 pub(crate) struct Scene {
     pub(crate) mesh: Mesh,
     service: SocketAddr,
@@ -72,7 +72,7 @@ impl Scene {
         path.join(name).display().to_string()
     }
 
-    /// Installs the module of another compiler as the plugin's.
+    /// Installs a module compiled from another language as the plugin's.
     pub(crate) fn compiled(&self, name: &str, program: &str) {
         let unfinished = format!("{}.new", self.path(name));
         std::fs::copy(binary(program), &unfinished).unwrap();
@@ -102,7 +102,7 @@ spec:
         self.send(&format!("GET /x?y HTTP/1.1\r\nHost: many\r\n{headers}\r\n"))
     }
 
-    /// Sends a request, and returns the response; empty without one.
+    /// Sends a request, and returns the response; empty if there is none.
     pub(crate) fn send(&self, request: &str) -> String {
         let Ok(mut connection) = self.mesh.dial("shop/client", self.service) else {
             return String::new();
@@ -139,7 +139,8 @@ spec:
         self.mesh.get("shop/waypoint", url).body
     }
 
-    /// Returns the state of a plugin in the waypoint; null if it has none.
+    /// Returns the state of a plugin in the waypoint's configuration dump; null if the waypoint does not have the
+    /// plugin.
     pub(crate) fn known(&self, name: &str) -> serde_json::Value {
         let dump = self.dump();
         // The body after the status line and headers.
@@ -157,7 +158,7 @@ spec:
     }
 }
 
-/// Returns the rest of a request by its framing.
+/// Reads the body of a request by its framing (length or chunks).
 fn body(head: &str, stream: &mut impl std::io::Read) -> std::io::Result<String> {
     let mut body = Vec::new();
     if head.contains("transfer-encoding: chunked") {

@@ -1,6 +1,6 @@
-//! Tests of CUSTOM policies in the lab, with a provider built from the messages that Envoy's
-//! project publishes (`build/authorizer`), inside and outside of the mesh: its checks, its
-//! decisions, and requests while it is unavailable.
+//! Tests of CUSTOM policies in the lab, with an ext_authz provider built from the messages that Envoy's project
+//! publishes (`build/authorizer`), inside and outside of the mesh: its checks, its decisions, and requests while it is
+//! unavailable.
 
 mod behaviour;
 mod compared;
@@ -10,15 +10,15 @@ use std::net::SocketAddr;
 use ambit_system_tests::{LogSource, Mesh, binary, find, until, with_waypoint};
 use serde_json::{Value, json};
 
-/// Ports of the provider.
+/// Port of the ext_authz provider for checks over gRPC; [`HTTP`] is that for checks over HTTP.
 const GRPC: u16 = 9000;
 /// Port of a provider that denies everything.
 const DENYING_PROVIDER_PORT: u16 = 9001;
 const HTTP: u16 = 8000;
-/// Port at which a provider shows its checks.
+/// Port at which a provider returns the checks that it has received.
 const CHECKS_PORT: u16 = 9002;
 
-/// Returns objects as a file of manifests.
+/// Returns objects as the text of a manifest file.
 fn manifests(objects: &[Value]) -> String {
     let documents: Vec<_> = objects.iter().map(|one| format!("---\n{one}\n")).collect();
     documents.concat()
@@ -28,7 +28,7 @@ fn provider_program() -> String {
     binary("ext-authz-provider").display().to_string()
 }
 
-/// Returns a pod with a program, and its Service.
+/// Returns a pod that runs a program, and its Service.
 fn served(namespace: &str, name: &str, command: &[&str], ports: &[(&str, u16)]) -> [Value; 2] {
     let program = provider_program();
     let command: Vec<&str> = [program.as_str()].iter().chain(command).copied().collect();
@@ -58,7 +58,7 @@ fn service(namespace: &str, name: &str, app: &str, ports: Value) -> Value {
     })
 }
 
-/// Returns a provider in a namespace.
+/// Returns the pod and Service of an ext_authz provider in a namespace.
 fn provider(namespace: &str) -> [Value; 2] {
     let ports = [
         ("grpc", GRPC),
@@ -78,7 +78,7 @@ fn mesh_config(extension_providers: &Value) -> Value {
     })
 }
 
-/// Returns a policy for a Service of `shop`.
+/// Returns a CUSTOM policy for a Service of `shop`.
 fn custom(service: &str, provider: &str) -> Value {
     json!({
         "apiVersion": "security.istio.io/v1", "kind": "AuthorizationPolicy",
@@ -95,7 +95,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Starts a scene with an application `app` in `shop`, a provider in `legacy`, and more objects.
+    /// Starts a mesh with an application `app` in `shop`, an ext_authz provider in `legacy`, and more objects.
     fn new(more: &[Value]) -> Self {
         let app = served("shop", "app", &["backend"], &[("http", 8081)]);
         let objects: Vec<Value> = app
@@ -107,8 +107,8 @@ impl Scene {
         Self { mesh }
     }
 
-    /// Returns the response to a pod: `status`, `headers`, `body`, and `heard`, which is the
-    /// request that the application received.
+    /// Sends a request from a pod; returns the response's `status`, `headers`, `body`, and `heard`, the request that
+    /// the application received.
     fn ask(&self, pod: &str, service: SocketAddr, request: &Value) -> Value {
         let (program, service) = (provider_program(), service.to_string());
         let command = [program.as_str(), "ask", &service, &request.to_string()];
@@ -118,7 +118,7 @@ impl Scene {
             .unwrap_or_else(|_| json!({"status": 0, "body": output.stdout + &output.stderr}))
     }
 
-    /// Returns the checks that a provider has received since the last time, as JSON.
+    /// Returns the checks that a provider has received since the last call, as JSON.
     fn checks(&self, from: &str, provider: &str) -> Vec<Value> {
         let status = self.mesh.client().status().expect("the lab answers");
         let ip = find(&status, provider).and_then(|pod| pod.ips.first().copied());
@@ -129,7 +129,7 @@ impl Scene {
         all.as_array().cloned().unwrap_or_default()
     }
 
-    /// Waits until the control plane has published a change.
+    /// Waits until a line of the control plane's log contains all these texts.
     fn until_published(&self, parts: &[&str]) {
         let log = || {
             let source = LogSource::Daemon {
@@ -150,7 +150,7 @@ fn get(target: &str, headers: &[(&str, &str)]) -> Value {
     json!({"method": "GET", "target": target, "host": "app.shop", "headers": headers})
 }
 
-/// Returns the value of the header by which a request selects the provider's decision.
+/// Returns the value of the request header that selects the provider's decision.
 fn answer(of: &Value) -> String {
     of.as_str().map_or_else(|| of.to_string(), str::to_owned)
 }

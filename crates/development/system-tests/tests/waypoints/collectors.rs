@@ -36,13 +36,13 @@ data:
     - {name: line, envoyFileAccessLog: {path: /dev/stdout, logFormat: {text: \"told %BYTES_RECEIVED% %RESPONSE_CODE% %PROTOCOL% %UPSTREAM_CLUSTER% %DOWNSTREAM_PEER_URI_SAN% %CONNECTION_TERMINATION_DETAILS%\\n\"}}}
 ";
 
-/// Behaviour of the collector.
+/// Behaviour of the collector on export requests.
 #[derive(Clone, Copy)]
 enum Answers {
     Takes,
     Never,
     Fails,
-    /// Accepts all records except one.
+    /// Accepts all records of a request except one (partial success).
     TakesInPart,
     Floods,
 }
@@ -105,7 +105,7 @@ impl Scene {
         *self.answers.lock().unwrap() = answers;
     }
 
-    /// Returns the response to a client.
+    /// Sends a request from a client, and returns the response.
     fn ask(&self, path: &str, headers: &str) -> String {
         let request = format!("GET {path} HTTP/1.1\r\nHost: app\r\n{headers}\r\n");
         let service = self.mesh.service("app.shop.svc", 80);
@@ -133,7 +133,7 @@ impl Scene {
         value.and_then(|value| value.parse().ok()).unwrap_or(0)
     }
 
-    /// Sends requests until the counter of this outcome has grown.
+    /// Sends requests until the counter of exported records with this outcome has grown.
     fn until_more(&self, outcome: &str) {
         let before = self.exported(outcome);
         until(&format!("spans are counted as {outcome}"), || {

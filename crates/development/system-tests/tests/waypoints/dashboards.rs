@@ -1,5 +1,5 @@
-//! Tests of the chart's dashboards and alert rules: Prometheus' own engine evaluates every query
-//! over scrapes of a mesh's programs, and each has data.
+//! Tests of the chart's dashboards and alert rules: Prometheus' own engine evaluates every query over scrapes of a
+//! mesh's programs, and each must have data.
 
 mod alerts;
 mod prometheus;
@@ -16,7 +16,7 @@ use prometheus::{Input, Output, QueryResult, Scrape};
 use serde_json::Value;
 use traffic::Scene;
 
-/// Range that replaces Grafana's variable `$__rate_interval`.
+/// Time range that replaces Grafana's variable `$__rate_interval`.
 const RATE_INTERVAL: &str = "5m";
 
 /// Returns the path of the chart's alert rules.
@@ -28,7 +28,7 @@ fn files() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../charts/ambit/files")
 }
 
-/// A dashboard of the chart.
+/// Grafana dashboard of the chart.
 struct Dashboard {
     name: String,
     json: Value,
@@ -45,7 +45,7 @@ impl Dashboard {
         dashboards.collect()
     }
 
-    /// Returns the variables with a query, in their order: the name, and the query in PromQL.
+    /// Returns the names and PromQL queries of the dashboard's query variables, in order.
     fn variables(&self) -> Vec<(String, String, String)> {
         let variables = self.json["templating"]["list"].as_array().unwrap().iter();
         let queried = variables.filter(|variable| variable["type"] == "query");
@@ -73,7 +73,7 @@ impl Dashboard {
             .collect()
     }
 
-    /// Queries with the titles of their panels.
+    /// Returns the dashboard's queries, each with the title of its panel.
     fn queries(&self) -> Vec<(String, String)> {
         let panels = self.json["panels"].as_array().unwrap().iter();
         let queries = panels.flat_map(|panel| {
@@ -88,7 +88,7 @@ impl Dashboard {
     }
 }
 
-/// Returns the results of queries over scrapes, at the time of the last scrape.
+/// Evaluates queries over scrapes, at the time of the last scrape.
 fn run(scrapes: &[Scrape], queries: Vec<String>) -> Output {
     prometheus::query(&Input {
         rules: rules().display().to_string(),
@@ -99,7 +99,7 @@ fn run(scrapes: &[Scrape], queries: Vec<String>) -> Output {
     })
 }
 
-/// Returns a query with its variables replaced, as Grafana sends it.
+/// Replaces the variables in a query by their values, as Grafana does before sending it.
 fn filled(query: &str, values: &[(String, String)]) -> String {
     let query = query.replace("$__rate_interval", RATE_INTERVAL);
     let mut query = query.replace("$__range", RATE_INTERVAL);
@@ -109,7 +109,7 @@ fn filled(query: &str, values: &[(String, String)]) -> String {
     query
 }
 
-/// Returns the values of a dashboard's variables: all values, as Grafana uses for "All".
+/// Returns the values of a dashboard's variables: all values of each, as Grafana uses for "All".
 fn values(dashboard: &Dashboard, scrapes: &[Scrape]) -> Vec<(String, String)> {
     let mut values = Vec::new();
     for (name, query, label) in dashboard.variables() {
@@ -124,7 +124,7 @@ fn values(dashboard: &Dashboard, scrapes: &[Scrape]) -> Vec<(String, String)> {
     values
 }
 
-/// Returns the queries of panels without data, with dashboards and responses.
+/// Returns the queries of panels that have no data, with their dashboards and results.
 fn empty(scrapes: &[Scrape]) -> Vec<(String, QueryResult)> {
     let mut empty = Vec::new();
     for dashboard in Dashboard::all() {

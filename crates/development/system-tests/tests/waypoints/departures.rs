@@ -14,7 +14,7 @@ use ambit_system_tests::{GATEWAY, Mesh, PAIR, until};
 
 use crate::progress::Progress;
 
-/// Servers behind a waypoint, and servers behind node proxies alone.
+/// Namespaces of the servers, with the Services' addresses: one behind a waypoint, one behind node proxies alone.
 const NAMESPACES: [(&str, &str); 2] = [("shop", "10.96.0.70"), ("plain", "10.96.0.71")];
 
 fn servers(replicas: u32) -> String {
@@ -65,19 +65,19 @@ fn manifests(replicas: u32) -> String {
     )
 }
 
-/// Returns whether a response is complete with its last line.
+/// Returns whether a response is complete, including its last line.
 fn is_whole(answer: &str) -> bool {
     answer.contains("called by ") && answer.ends_with('\n')
 }
 
-/// Sequential requests to one address, each on a separate connection, until stopped.
+/// Load of sequential requests to one address, each on a new connection, until stopped.
 pub(crate) struct Load<'a> {
     mesh: &'a Mesh,
     to: SocketAddr,
     pub(crate) progress: Progress,
     /// Number of requests whose connection was closed or reset before the response.
     pub(crate) broken: AtomicUsize,
-    /// Failures, none of which may happen.
+    /// Failures of any other kind, of which there must be none.
     pub(crate) failures: Mutex<Vec<String>>,
 }
 
@@ -118,7 +118,8 @@ impl<'a> Load<'a> {
     }
 }
 
-/// Performs a change under load, and asserts that it broke no more requests of each load than were active.
+/// Performs a change under load, and asserts that of each load it broke no more requests than `under_way`, the number
+/// in flight.
 fn under_load(loads: &[Load<'_>], what: &str, under_way: usize, change: impl FnOnce()) {
     let broken = || loads.iter().map(|load| load.broken.load(Relaxed));
     let before: Vec<_> = broken().collect();

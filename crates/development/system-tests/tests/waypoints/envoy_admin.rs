@@ -1,5 +1,5 @@
-//! Tests of a waypoint's responses to `istioctl proxy-config`, decoded as Envoy's own protobuf
-//! types: a field or type that these do not have, or a value that Envoy would reject, is an error.
+//! Tests of a waypoint's responses to `istioctl proxy-config`, decoded as Envoy's own protobuf messages: a field or
+//! type that these do not have, or a value that Envoy would reject, is an error.
 
 use std::{
     io::Write as _,
@@ -9,7 +9,7 @@ use std::{
 
 use ambit_system_tests::{LabNetns, Mesh, binary, until, with_waypoint};
 
-/// Value in every field that may hold a secret.
+/// Value of every field that may hold a secret.
 const SECRET: &str = "hunter2";
 
 const OBJECTS: &str = "
@@ -97,7 +97,7 @@ spec:
   vmConfig: {env: [{name: TOKEN, value: hunter2}]}
 ";
 
-/// Fails unless a text is the JSON of a message of Envoy.
+/// Fails unless `text` is the JSON of an Envoy message.
 fn decode(message: &[&str], text: &str) {
     let mut decoder = Command::new(binary("envoy-admin-decoder"))
         .args(message)

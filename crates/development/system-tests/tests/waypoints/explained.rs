@@ -4,14 +4,14 @@
 use ambit_system_tests::{Mesh, PAIR, until, with_waypoint};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};
 
-/// Number of random sets of policies for each mesh.
+/// Number of random sets of policies in each mesh.
 const ROUNDS: u32 = 14;
 
-/// Callers, captured and not.
+/// Calling pods, one captured and one not.
 const CALLERS: [&str; 2] = ["shop/client", "legacy/client"];
 
-/// Returns sources in rules: none, all, single callers, and the waypoint, which is the caller of
-/// its connections.
+/// Returns sources for policy rules: none, all, single callers, and the waypoint, which is the caller of its
+/// connections.
 fn sources(mesh: &Mesh) -> Vec<String> {
     let of = |pod: &str| mesh.ip(pod);
     vec![
@@ -48,7 +48,7 @@ const MODES: [&str; 4] = [
     "selector: {matchLabels: {app: server}}, mtls: {mode: PERMISSIVE}, portLevelMtls: {8080: {mode: STRICT}}",
 ];
 
-/// Returns the policies of one round, whose names contain the round.
+/// Returns random policies for one round, whose names contain the round.
 fn policies(rng: &mut StdRng, round: u32, sources: &[String]) -> String {
     let mode = MODES.choose(rng).unwrap();
     let mut text = format!(
@@ -75,7 +75,7 @@ fn policies(rng: &mut StdRng, round: u32, sources: &[String]) -> String {
     text
 }
 
-/// Returns whether the explanation allows the request, and its text.
+/// Runs `ambit policy explain`; returns whether it predicts that the request is allowed, and its output.
 fn explained(mesh: &Mesh, from: &str, (to, port): (&str, &str)) -> (bool, String) {
     let question = [
         "policy", "explain", "--from", from, "--to", to, "--port", port, "-o", "json",

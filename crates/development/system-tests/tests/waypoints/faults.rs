@@ -40,7 +40,7 @@ impl Scene {
         }
     }
 
-    /// Sends a request on a new connection, and returns the response, if any.
+    /// Sends a request on a new connection, and returns the response, if there is one.
     fn ask(&self, client: &str, to: (IpAddr, u16), path: &str) -> Option<String> {
         let mut connection = self.mesh.dial(client, to.into()).ok()?;
         let request = format!("GET /{path} HTTP/1.1\r\nHost: app\r\nConnection: close\r\n\r\n");
@@ -56,7 +56,7 @@ impl Scene {
         (self.server, PORT)
     }
 
-    /// Waits until every client gets a response, by the service's address and the pod's.
+    /// Waits until every client gets a response, by the Service's address and by the pod's.
     fn until_all_work(&self, after: &str) {
         for client in ["shop/client", "legacy/client"] {
             for to in [Self::service(), self.pod()] {
@@ -84,7 +84,7 @@ impl Scene {
         self.mesh.run(pod, &["sh", "-c", kill]);
     }
 
-    /// Kills the worker process of a waypoint, and not its supervisor, which holds the sockets.
+    /// Kills the worker process of a waypoint (SIGKILL), but not its supervisor, which holds the sockets.
     fn kill_worker(&self, pod: &str) {
         let kill = "for process in /proc/[0-9]*; do \
                     grep -qz \"^AMBIT_POD_UID=$AMBIT_POD_UID$\" $process/environ 2>/dev/null || continue; \
@@ -96,7 +96,7 @@ impl Scene {
         assert_eq!(output.matches("killed").count(), 1, "{output}");
     }
 
-    /// Returns the flows that were observed on their way to the pod's application or proxy.
+    /// Returns the captured flows to the pod's application or node proxy.
     fn seen(&self, capture: Capture) -> Vec<FlowReport> {
         let reports = capture.finish().reports();
         let to_pod = reports.into_iter().filter(|report| {
@@ -106,7 +106,7 @@ impl Scene {
     }
 }
 
-/// Sequential requests of both clients to both addresses, until stopped.
+/// Load of sequential requests of both clients to both addresses, until stopped.
 struct Load<'a> {
     scene: &'a Scene,
     progress: Progress,
@@ -266,7 +266,7 @@ fn killed_parts_continue_from_known_state() {
     scene.until_all_work("after the service has its endpoint again");
 }
 
-/// Shows that the capture of the first test detects direct requests when there is no Gateway.
+/// Checks that the capture of the first test would detect direct requests, by a mesh without a Gateway.
 #[test]
 fn without_a_gateway_the_same_capture_sees_direct_requests() {
     let scene = Scene::new(&format!("{PAIR}{SERVICE}"));

@@ -1,5 +1,5 @@
-//! Tests of a labelled Gateway of another controller: a captured pod acts as its waypoint, whose
-//! node proxy accepts tunnels for the waypoint's services and hands them over.
+//! Tests of a labelled Gateway of another controller: a captured pod acts as its waypoint, whose node proxy accepts
+//! tunnels for the waypoint's services and passes them to the pod.
 
 use std::{fmt::Write as _, fs, net::IpAddr};
 
@@ -14,7 +14,7 @@ spec:
   listeners: [{name: mesh, port: 15008, protocol: HBONE}]
 ";
 
-/// Foreign waypoint that responds to every request itself, with its environment.
+/// Waypoint of another controller, whose pod responds to every request with its environment.
 const FOREIGN: &str = "
 ---
 apiVersion: v1
@@ -46,7 +46,7 @@ spec:
   ports: [{name: http, port: 8080}]
 ";
 
-/// Starts a mesh of [`PAIR`] with the waypoint in front of the pod `server`.
+/// Starts a mesh of [`PAIR`] with the other controller's waypoint in front of the pod `server`.
 fn scene() -> (Mesh, IpAddr) {
     let bound = PAIR.replace(
         "{name: server, namespace: shop, labels: {app: server}}",

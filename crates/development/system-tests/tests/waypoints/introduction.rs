@@ -1,6 +1,5 @@
-//! Tests of introducing a waypoint under load: no connection is refused before it is ready, all
-//! pass it from then on, and without it they are refused, also after a restart of the control
-//! plane.
+//! Tests of introducing a waypoint under load: no connection is refused before the waypoint is ready, all pass it from
+//! then on, and while it is unavailable they are refused, also after a restart of the control plane.
 
 use std::{net::SocketAddr, sync::atomic::Ordering::Relaxed};
 
@@ -8,7 +7,7 @@ use ambit_system_tests::{GATEWAY, Mesh, Options, PAIR, options, until, until_thr
 
 use crate::departures::Load;
 
-/// Port of the server that no Service declares.
+/// Port of the server that is not a port of any Service.
 const UNDECLARED: u16 = 8085;
 
 fn manifests(gateway: &str) -> String {

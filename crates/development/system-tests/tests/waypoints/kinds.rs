@@ -1,5 +1,5 @@
-//! Tests of routes of other kinds than HTTPRoute: destinations of gRPC requests, connections and
-//! TLS connections, and traffic that is rejected instead of being sent elsewhere.
+//! Tests of GRPCRoutes, TCPRoutes and TLSRoutes: destinations of gRPC requests, connections and TLS connections, and
+//! traffic that is rejected instead of being sent elsewhere.
 
 use std::{
     io::{Read as _, Write as _},
@@ -9,7 +9,7 @@ use std::{
 use ambit_system_tests::{GATEWAY, LabNetns, Mesh, PAIR, is_closed, until, with_waypoint};
 use http::{HeaderMap, Request, Response};
 
-/// Services with one port each, whose applications respond with their port.
+/// Services with one port each, whose applications respond with their port number.
 const SERVICES: &str = "
 ---
 apiVersion: v1
@@ -69,7 +69,7 @@ spec:
   rules: [{when: [{key: connection.sni, values: [forbidden.example]}]}]
 ";
 
-/// Serves gRPC that returns its port.
+/// Serves gRPC; responses contain the server's port number.
 async fn serve_grpc(stream: tokio::net::TcpStream, port: u16) -> Result<(), h2::Error> {
     let mut connection = h2::server::handshake(stream).await?;
     while let Some(request) = connection.accept().await {
@@ -202,7 +202,7 @@ fn until_served_by(mesh: &Mesh, address: SocketAddr, path: &str) -> String {
     by
 }
 
-/// Starts applications that send their port, and then echo.
+/// Starts applications that send their port number first, and then echo.
 fn greeters(mesh: &Mesh) {
     for port in [8091_u16, 8092] {
         mesh.serve("shop/server", port, move |mut stream| {
@@ -213,7 +213,7 @@ fn greeters(mesh: &Mesh) {
     }
 }
 
-/// Returns the port of the application that a connection reaches; `None` if it is rejected.
+/// Returns the port number of the application that a connection reaches; `None` if the connection is rejected.
 fn greeting(mesh: &Mesh, address: SocketAddr) -> Option<String> {
     let mut connection = mesh.dial("shop/client", address).ok()?;
     let greeting = connection.raw(b"", |greeting| greeting.ends_with('\n'));
@@ -283,7 +283,7 @@ fn connections_are_split_by_weight_or_rejected_without_backend() {
     });
 }
 
-/// Returns a ClientHello with a server name, with padding.
+/// Returns a ClientHello with this SNI, and with padding.
 fn client_hello(name: Option<&str>, padding: usize) -> Vec<u8> {
     fn vector(length: usize, of: &[u8]) -> Vec<u8> {
         let size = of.len().to_be_bytes();
@@ -305,7 +305,8 @@ fn client_hello(name: Option<&str>, padding: usize) -> Vec<u8> {
     message.chunks(1 << 14).flat_map(record).collect()
 }
 
-/// Returns the port of the application that receives the client's complete bytes; `None` if the connection is closed.
+/// Sends bytes; returns the port number of the application that receives all of them; `None` if the connection is
+/// closed.
 fn reached_port(mesh: &Mesh, address: SocketAddr, says: &[u8]) -> Option<String> {
     let place = LabNetns::Pod("shop/client".into());
     let mut stream = mesh.client().dial(place, address).unwrap();
@@ -376,7 +377,7 @@ fn tls_connections_are_routed_by_server_name_or_closed() {
     );
 }
 
-/// Second waypoint, and a percentage of the connections for it.
+/// Second waypoint, to which a percentage of the connections is routed.
 const CANARY: &str = "
 ---
 apiVersion: gateway.networking.k8s.io/v1

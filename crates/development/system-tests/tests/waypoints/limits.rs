@@ -1,6 +1,5 @@
-//! Tests of rate limits: local ones of a waypoint, and global ones of a rate-limit service built
-//! from Envoy's own API; with clients that flood it with keys, and services that hang, lie, break
-//! or disappear.
+//! Tests of rate limits: local ones of a waypoint, and global ones of a rate-limit service built from Envoy's own API;
+//! with clients that flood it with keys, and services that hang, lie, break or disappear.
 
 use std::{
     net::SocketAddr,
@@ -47,7 +46,7 @@ spec:
     )
 }
 
-/// Manifest in a file of its own, so that it can be deleted.
+/// Manifest of the Service in a separate file, so that it can be deleted.
 const SERVICE: &str = "
 apiVersion: v1
 kind: Service
@@ -70,7 +69,7 @@ spec:
     )
 }
 
-/// Returns a global limit for a domain of the service.
+/// Returns a global RateLimit with this domain of the rate-limit service.
 fn global(domain: &str, more: &str) -> String {
     limit(&format!(
         "  global:
@@ -85,7 +84,7 @@ fn global(domain: &str, more: &str) -> String {
 struct Scene {
     mesh: Mesh,
     service: SocketAddr,
-    /// Number of requests by unknown users.
+    /// Number of users so far, so that each test step can have an unknown user.
     users: AtomicUsize,
 }
 
@@ -102,7 +101,7 @@ impl Scene {
         }
     }
 
-    /// Sends a user's request, and returns the response in lower case.
+    /// Sends a request with the header of a user, and returns the response in lower case.
     fn ask_from(&self, pod: &str, headers: &str) -> String {
         let request =
             format!("POST /asked HTTP/1.1\r\nHost: app\r\ncontent-length: 0\r\n{headers}\r\n");
@@ -127,7 +126,7 @@ impl Scene {
         answer
     }
 
-    /// Checks that a rejected gRPC client gets gRPC's status for a retry.
+    /// Checks that a rejected gRPC client gets the gRPC status that allows a retry.
     #[track_caller]
     fn expect_refused_by_grpc(&self, user: &str) {
         let headers = format!("x-user: {user}\r\ncontent-type: application/grpc\r\n");
@@ -141,7 +140,7 @@ impl Scene {
         }
     }
 
-    /// Applies an object, and waits until new users get this response.
+    /// Applies an object, and waits until new users get a response with this status and text.
     fn until(&self, object: &str, status: &str, says: &str) {
         self.mesh.apply("limit", object);
         until(&format!("answers with {status} that say {says:?}"), || {

@@ -1,5 +1,5 @@
-//! Tests of waypoints under faults, in routing loops, and under every kind of traffic. One module
-//! for each property, which its header states.
+//! Tests of waypoints under faults, in routing loops, and under every kind of traffic. Each module tests one property,
+//! which its header states.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

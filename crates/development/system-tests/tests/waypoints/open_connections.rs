@@ -1,5 +1,5 @@
-//! Tests of connections that were open before their server got a waypoint, which continue until a
-//! layer 7 rule could apply to them.
+//! Tests of connections that were opened before their server got a waypoint, which continue until a layer 7 rule could
+//! apply to them.
 
 use std::net::SocketAddr;
 
@@ -17,8 +17,7 @@ spec:
     to: [{operation: {ports: ['9000']}}]
 ";
 
-/// Returns the number of layer 7 rules of the server's waypoint, as the server's node proxy knows
-/// it.
+/// Returns the number of layer 7 rules of the server's waypoint that the server's node proxy knows.
 fn rules(mesh: &Mesh) -> Option<usize> {
     let dump = mesh.proxy_dump("node-2");
     let workloads = dump.pointer("/workloads")?.as_array()?;

@@ -1,9 +1,9 @@
-//! Tests that a waypoint follows the overlay in its Gateway's ConfigMap, stays unchanged while that
-//! is invalid, and returns to the default without it.
+//! Tests that a waypoint follows the overlay in its Gateway's ConfigMap, stays unchanged while the overlay is invalid,
+//! and returns to the default without an overlay.
 
 use ambit_system_tests::{GATEWAY, Mesh, PAIR, until};
 
-/// Returns the mesh with this data in the ConfigMap.
+/// Returns the mesh's manifests, with this data in the Gateway's ConfigMap.
 fn manifests(data: &str) -> String {
     let reference =
         "spec:\n  infrastructure: {parametersRef: {group: '', kind: ConfigMap, name: own}}\n";
@@ -20,7 +20,7 @@ fn pods(mesh: &Mesh) -> Vec<String> {
     of_it.map(|pod| pod.name).collect()
 }
 
-/// Returns the reason of a condition of the Gateway.
+/// Returns the reason of a status condition of the Gateway.
 fn reason(mesh: &Mesh, condition: &str) -> Option<String> {
     let gateways = mesh.client().status().unwrap().gateways;
     let conditions = gateways.first()?["status"]["conditions"].as_array()?;

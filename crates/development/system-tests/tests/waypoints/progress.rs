@@ -1,10 +1,10 @@
-//! Progress of a load in parallel to a test.
+//! Progress of a load that runs in parallel to a test.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use ambit_system_tests::until;
 
-/// Progress of one load.
+/// Number of responses of one load, and the signal that ends it.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     stop: AtomicBool,
@@ -17,12 +17,12 @@ impl Progress {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Counts another response.
+    /// Counts a further response.
     pub(crate) fn answered(&self) {
         self.good.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Waits for `more` further responses.
+    /// Waits until the load has received `more` further responses.
     pub(crate) fn wait_for_more(&self, more: u32) {
         let from = self.good.load(Ordering::Relaxed);
         until("requests go on", || {
@@ -30,13 +30,13 @@ impl Progress {
         });
     }
 
-    /// Returns a guard that ends the load on drop, also by a panic.
+    /// Returns a guard that ends the load on drop, also during a panic.
     pub(crate) fn stop_at_end(&self) -> Stop<'_> {
         Stop(&self.stop)
     }
 }
 
-/// Guard of [`Progress::stop_at_end`].
+/// Guard that ends a load; see [`Progress::stop_at_end`].
 pub(crate) struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {

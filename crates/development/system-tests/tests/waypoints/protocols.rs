@@ -1,5 +1,5 @@
-//! Tests of kinds of traffic, end to end through real proxies and a waypoint: the application
-//! receives the client's bytes, and the client the application's.
+//! Tests of kinds of traffic, end to end through real proxies and a waypoint: the application receives the client's
+//! bytes, and the client the application's.
 
 use std::{
     io::{Read as _, Write as _},
@@ -23,7 +23,7 @@ spec:
   action: DENY
   rules: [{to: [{operation: {paths: [/shop.Secrets/*]}}]}]
 ";
-/// Number of bytes that exceeds all windows and buffers between both ends.
+/// Number of bytes that exceeds all flow-control windows and buffers between both ends.
 const LARGE: usize = 64 << 20;
 
 fn status_of(answer: &str) -> &str {
@@ -123,8 +123,7 @@ fn non_http_passes_through_from_either_side() {
     tls.say(&"\u{17}\u{3}\u{3}".repeat(1000)).unwrap();
 }
 
-/// Returns the response of an application that terminates TLS itself to a client that connects by
-/// name.
+/// Sends a request over TLS, which the application terminates, and returns the response.
 fn secured(
     stream: std::net::TcpStream,
     config: &Arc<rustls::ClientConfig>,
@@ -181,7 +180,7 @@ fn tls_passes_through_to_the_application() {
     }
 }
 
-/// Returns the memory of a waypoint's processes.
+/// Returns the resident memory of a waypoint's processes.
 fn memory(mesh: &Mesh) -> usize {
     let sum = "for process in /proc/[0-9]*; do case $(readlink $process/exe) in *ambit-waypoint) \
                grep VmRSS $process/status;; esac; done";
@@ -255,7 +254,7 @@ fn slow_reader_affects_only_itself() {
     assert!(read > LARGE as u64, "{read}");
 }
 
-/// Serves [`serve_grpc`] on a port of the server.
+/// Serves gRPC by [`serve_grpc`] on a port of the server.
 pub(crate) fn serve_grpc_on(mesh: &Mesh, port: u16) -> SocketAddr {
     mesh.serve("shop/server", port, |stream| {
         stream.set_nonblocking(true)?;
@@ -266,7 +265,7 @@ pub(crate) fn serve_grpc_on(mesh: &Mesh, port: u16) -> SocketAddr {
     })
 }
 
-/// Makes a gRPC call with three messages, and returns the status.
+/// Makes a gRPC call with three messages, and returns the `grpc-status`.
 pub(crate) fn call_grpc(mesh: &Mesh, address: SocketAddr, path: &str) -> String {
     let place = ambit_system_tests::LabNetns::Pod("shop/client".into());
     let stream = mesh.client().dial(place, address).unwrap();
@@ -283,7 +282,7 @@ pub(crate) fn call_grpc(mesh: &Mesh, address: SocketAddr, path: &str) -> String 
     })
 }
 
-/// Serves gRPC: echoes each message; the status is the last segment of the path.
+/// Serves gRPC: echoes each message; the `grpc-status` is the last segment of the path.
 async fn serve_grpc(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
     let mut connection = h2::server::handshake(stream).await?;
     while let Some(request) = connection.accept().await {
@@ -339,7 +338,7 @@ async fn call(client: &SendRequest<Bytes>, path: &str) -> Call {
 }
 
 impl Call {
-    /// Sends a message, and waits for its echo.
+    /// Sends a message on the call, and waits for its echo.
     async fn say(&mut self, message: &'static [u8]) {
         self.send
             .send_data(Bytes::from_static(message), false)
@@ -356,7 +355,7 @@ impl Call {
         assert_eq!(received, message);
     }
 
-    /// Ends the call, and returns the status in the trailers.
+    /// Ends the call, and returns the `grpc-status` in the trailers.
     async fn end(mut self) -> String {
         self.send.send_data(Bytes::new(), true).unwrap();
         while self.answer.data().await.is_some() {}
@@ -406,7 +405,7 @@ fn grpc_streams_both_directions_with_its_status() {
     });
 }
 
-/// Runs an HTTP/2 application that responds with the requested host and the number of headers that carry it.
+/// Serves HTTP/2; responses contain the requested host, and the number of headers that have it.
 async fn serve_hosts(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
     let mut connection = h2::server::handshake(stream).await?;
     while let Some(request) = connection.accept().await {

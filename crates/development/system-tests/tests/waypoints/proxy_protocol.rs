@@ -1,5 +1,5 @@
-//! Tests of `DestinationRule.proxyProtocol`: nginx, which reads the header, learns caller and
-//! destination from the waypoint.
+//! Tests of `DestinationRule.proxyProtocol`: nginx reads the client's and the destination's address from the waypoint's
+//! PROXY header.
 
 use std::{
     collections::BTreeSet,
@@ -29,7 +29,7 @@ spec:
   - {name: http-tls, port: 81, targetPort: 8143}
 ";
 
-/// Response of nginx: `CLIENT PORT SERVER PORT`, from the header.
+/// Response format of nginx: `CLIENT PORT SERVER PORT`, from the PROXY header.
 const FIELDS: &str = "$proxy_protocol_addr $proxy_protocol_port $proxy_protocol_server_addr $proxy_protocol_server_port";
 
 fn pod(scratch: &std::path::Path) -> String {
@@ -76,7 +76,7 @@ fn rule(version: &str) -> String {
     )
 }
 
-/// Sends two requests on one connection, and returns its local port with the responses.
+/// Sends two requests on one connection; returns the connection's local port, and the responses.
 fn ask(mesh: &Mesh, to: SocketAddr) -> Option<(u16, [String; 2])> {
     let place = LabNetns::Pod("shop/client".to_owned());
     let mut stream = mesh.client().dial(place, to).ok()?;
@@ -103,8 +103,7 @@ fn ask(mesh: &Mesh, to: SocketAddr) -> Option<(u16, [String; 2])> {
     Some((own, bodies))
 }
 
-/// Reads a header (haproxy's `proxy-protocol.txt`, 2.1 and 2.2, of IPv4) and responds as nginx
-/// does.
+/// Reads a PROXY header (haproxy's `proxy-protocol.txt`, 2.1 and 2.2, for IPv4), and responds as nginx does.
 fn respond_with_header(mut stream: TcpStream) -> io::Result<()> {
     let mut first = [0; 16];
     stream.read_exact(&mut first)?;

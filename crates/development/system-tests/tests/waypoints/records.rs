@@ -1,9 +1,8 @@
-//! Tests of a waypoint's records as the command line shows them: those at the moment of the query,
-//! without secrets.
+//! Tests of the command line's output of a waypoint's records: those at the moment of the query, without secrets.
 
 use ambit_system_tests::{Mesh, until, with_waypoint};
 
-/// Value in every field that may hold a secret.
+/// Value of every field that may hold a secret.
 const SECRET: &str = "hunter2";
 
 const OBJECTS: &str = "

@@ -1,5 +1,5 @@
-//! Tests of `ambit policy test` with an API server: objects, settings and logs are those of the
-//! cluster, and a provider's decision is reported as unknown.
+//! Tests of `ambit policy test` with an API server: objects, settings and logs are those of the cluster, and an
+//! ext_authz provider's decision is reported as unknown.
 
 use std::process::Command;
 
@@ -53,7 +53,7 @@ fn pod(namespace: &str, name: &str, ip: &str, labels: Value) -> Value {
     })
 }
 
-/// Returns a mesh of another trust domain than the default, whose waypoint and node proxy have
+/// Returns an API server with a mesh of a trust domain other than the default, whose waypoint and node proxy have
 /// observed traffic.
 fn cluster() -> ApiServer {
     let server = ApiServer::start();

@@ -1,12 +1,12 @@
-//! Tests that `ambit explain` predicts the results of requests: each request is explained and sent,
-//! and both results are compared, with a waypoint and without, captured and not.
+//! Tests that `ambit explain` predicts the results of requests: each request is explained and sent, and both results
+//! are compared, with a waypoint and without, captured and not.
 
 use std::net::SocketAddr;
 
 use ambit_system_tests::{Mesh, with_waypoint};
 use serde_json::Value;
 
-/// Tokens of another implementation, with its keys.
+/// Tokens signed by another JWT implementation, with its keys.
 const FOREIGN_TOKENS: &str = include_str!("../../../../dataplane/jwt/src/tests/pyjwt.json");
 
 fn pod(namespace: &str, name: &str) -> String {
@@ -123,7 +123,7 @@ metadata: {name: bank, labels: {istio.io/dataplane-mode: ambient}}
     .concat()
 }
 
-/// Request with its expected result: the status, or a reset.
+/// Request with its expected result: a response status, or a reset.
 struct Case {
     from: &'static str,
     to: String,
@@ -151,7 +151,7 @@ impl Case {
         self
     }
 
-    /// Returns the explanation of the command line, and its exit code.
+    /// Runs `ambit explain` for the request; returns its report, and its exit code.
     fn explained(&self, mesh: &Mesh) -> (Value, i32) {
         let mut args = vec!["explain", "--from", self.from, "--to", &self.to];
         args.extend(["-X", self.method, "--path", self.path, "-o", "json"]);

@@ -1,5 +1,4 @@
-//! Tests that replacing or scaling down a waypoint fails no request, neither on existing
-//! connections nor on new ones.
+//! Tests that replacing or scaling down a waypoint fails no request, on existing and on new connections.
 
 use std::{
     net::SocketAddr,
@@ -22,8 +21,7 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8080}]
 ";
 
-/// Returns the Gateway with this number of replicas; another `revision` changes the template of its
-/// pods.
+/// Returns the Gateway with this number of replicas; another `revision` changes the pod template.
 fn gateway(replicas: u32, revision: u32) -> String {
     GATEWAY.replace(
         "{name: waypoint, namespace: shop}\nspec:",
@@ -42,8 +40,8 @@ fn names(mesh: &Mesh) -> Vec<String> {
     of_waypoint.map(|pod| pod.name).collect()
 }
 
-/// Sequential requests until stopped: each on a separate connection, or on one as long as the
-/// server keeps it open.
+/// Load of sequential requests until stopped: each on a new connection, or all on one connection as long as the server
+/// keeps it open.
 struct Load<'a> {
     mesh: &'a Mesh,
     progress: Progress,
@@ -90,8 +88,8 @@ impl Load<'_> {
     }
 }
 
-/// Starts a mesh with two pods of the waypoint; returns it with the addresses of a pod and of a
-/// service that it serves.
+/// Starts a mesh whose waypoint has two pods; returns the mesh, and the addresses of a pod and of a service behind the
+/// waypoint.
 fn two_pods() -> (Mesh, [SocketAddr; 2]) {
     let mesh = Mesh::up(&manifests(2, 1));
     assert_eq!(names(&mesh).len(), 2);
@@ -132,7 +130,7 @@ fn under_load(mesh: &Mesh, to: [SocketAddr; 2], change: impl FnOnce(&Progress)) 
     assert!(failures.is_empty(), "{failures:#?}");
 }
 
-/// Waits until the waypoint has two pods, none of which is among these.
+/// Waits until the waypoint has two pods, none of which is among `than`.
 fn wait_for_two_others(mesh: &Mesh, than: &[String]) {
     until("both pods are new", || {
         let now = names(mesh);
@@ -197,8 +195,7 @@ fn both_pods_may_be_deleted_before_their_successors_start() {
     wait_for_two_others(&mesh, &second);
 }
 
-/// Checks that a terminating waypoint has an hour for active connections, and closes idle ones at
-/// once.
+/// Checks that a terminating waypoint keeps active connections for up to an hour, and closes idle ones at once.
 #[test]
 fn only_the_pod_of_a_long_connection_outlives_a_rollout() {
     let with_grace = |revision| {

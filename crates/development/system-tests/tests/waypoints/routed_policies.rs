@@ -1,5 +1,5 @@
-//! Tests that policies of a route's backend apply, too: to requests, mirrored requests,
-//! connections, and those in flight when policies change; and of routes with hosts as backends.
+//! Tests that policies of a route's backend apply as well: to requests, mirrored requests, connections, and those in
+//! flight when policies change; and of routes with hosts as backends.
 
 use std::{
     io::{Read as _, Write as _},
@@ -48,7 +48,7 @@ spec:
   rules: [{backendRefs: [{name: back, port: 90}]}]
 ";
 
-/// Returns a policy of the service that is the routes' backend.
+/// Returns a policy for the service that is the routes' backend.
 fn policy(action: &str, rule: &str) -> String {
     format!(
         "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: back, namespace: shop}}\n\
@@ -56,7 +56,7 @@ fn policy(action: &str, rule: &str) -> String {
     )
 }
 
-/// Runs applications that identify themselves; one path has an endless response body.
+/// Runs applications that send their name; one path has an endless response body.
 fn serve(mesh: &Mesh) {
     for (port, name) in [(8081, "front"), (8082, "back")] {
         mesh.serve("shop/server", port, move |mut stream| {
@@ -98,7 +98,7 @@ fn until_checked(mesh: &Mesh, address: SocketAddr, path: &str, expected: &str) {
     });
 }
 
-/// Returns the first bytes of the server; `None` if the connection is rejected.
+/// Returns the first bytes that the server sends; `None` if the connection is rejected.
 fn greeting(mesh: &Mesh, address: SocketAddr) -> Option<String> {
     let mut connection = mesh.dial("shop/client", address).ok()?;
     let greeting = connection.raw(b"", |greeting| greeting.ends_with('\n'));

@@ -1,8 +1,8 @@
-//! Tests of routing loops between waypoints, which end: at an application, or with a rejection.
+//! Tests that routing loops between waypoints end: at an application, or with a rejection.
 
 use ambit_system_tests::{GATEWAY, Heads, Mesh, Options, PAIR, options, until, until_through};
 
-/// Second waypoint, and a service whose pod and whose requests pass it.
+/// Second waypoint, and a service whose pod and requests it serves.
 const SECOND: &str = "
 ---
 apiVersion: gateway.networking.k8s.io/v1
@@ -38,12 +38,12 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8080}, {name: tcp, port: 90, targetPort: 8080}]
 ";
 
-/// Returns a route of requests from one service to another.
+/// Returns an HTTPRoute that sends the requests for one service to another.
 fn route(from: &str, to: &str) -> String {
     route_of("HTTPRoute", 80, from, to)
 }
 
-/// Returns a route of a port from one service to another.
+/// Returns a route of this kind that sends traffic for a port of one service to another service.
 fn route_of(kind: &str, port: u16, from: &str, to: &str) -> String {
     format!(
         "
@@ -58,15 +58,14 @@ spec:
     )
 }
 
-/// Returns the number of open connections of a pod's processes.
+/// Returns the number of established TCP connections in a pod's network namespace.
 fn connections(mesh: &Mesh, pod: &str) -> usize {
     let table = mesh.run(pod, &["cat", "/proc/self/net/tcp", "/proc/self/net/tcp6"]);
     let established = |line: &&str| line.split_whitespace().nth(3) == Some("01");
     table.lines().filter(established).count()
 }
 
-/// Returns the number of requests at both waypoints that were rejected for a routing loop, or
-/// caused such a rejection.
+/// Returns the number of requests that both waypoints rejected because of a routing loop, directly or as a consequence.
 fn rejected_loops(mesh: &Mesh) -> u64 {
     let of = |pod: &str| {
         let metrics = mesh.get(pod, "http://127.0.0.1:15020/stats/prometheus");
@@ -80,7 +79,7 @@ fn rejected_loops(mesh: &Mesh) -> u64 {
     of("shop/waypoint") + of("shop/yonder")
 }
 
-/// Starts a mesh with clients, waypoints and their targets on one node.
+/// Starts a mesh with clients, two waypoints and their services on one node.
 fn two_waypoints() -> Mesh {
     let manifests = format!("{PAIR}\n---{GATEWAY}{SECOND}").replace("node-2", "node-1");
     Mesh::up_with(
@@ -170,7 +169,7 @@ fn routing_loops_between_waypoints_end() {
     until_through(&mesh, &near, "shop/client", "http://near.shop:90/");
 }
 
-/// Returns a service of a pod's port 8090 whose requests go to two mirrors, too.
+/// Returns a Service of a pod's port 8090, whose requests are also mirrored to two services.
 fn mirrored(name: &str, app: &str, waypoint: &str, mirror: &str) -> String {
     let mirror = format!(
         "{{type: RequestMirror, requestMirror: {{backendRef: {{name: {mirror}, port: 80}}}}}}"
@@ -193,7 +192,7 @@ spec:
     )
 }
 
-/// Returns the number of completed mirrored requests of a waypoint.
+/// Returns the number of mirrored requests that a waypoint has completed.
 fn mirrors(mesh: &Mesh, waypoint: &str) -> u64 {
     let metrics = mesh.get(waypoint, "http://127.0.0.1:15020/stats/prometheus");
     let lines = metrics.ok().lines();

@@ -34,7 +34,7 @@ spec:
     )
 }
 
-/// Rules with sessions, by paths; the first splits requests.
+/// Returns route rules with session persistence, by path; the first splits requests by these weights.
 fn route(one: u32, two: u32) -> String {
     format!(
         "apiVersion: gateway.networking.k8s.io/v1
@@ -78,7 +78,7 @@ struct SessionResponse {
 }
 
 impl SessionResponse {
-    /// Returns the value of a header.
+    /// Returns the value of a response header.
     fn header(&self, name: &str) -> Option<&str> {
         let prefix = format!("{name}: ");
         self.text
@@ -86,7 +86,7 @@ impl SessionResponse {
             .find_map(|line| line.strip_prefix(&prefix))
     }
 
-    /// Returns the cookie as the client sends it back.
+    /// Returns the response's cookie as the client sends it back.
     fn cookie(&self) -> Option<String> {
         let (pair, _) = self.header("set-cookie")?.split_once(';')?;
         Some(format!("cookie: a=b; {pair}\r\n"))
@@ -137,7 +137,7 @@ impl Scene {
         }
     }
 
-    /// Returns the pods that respond to a dozen requests.
+    /// Sends a dozen requests, and returns the pods that respond.
     fn all(&self, path: &str, headers: &str) -> BTreeSet<String> {
         let asked = (0..12).map(|_| self.ask(path, headers).from);
         asked.collect()

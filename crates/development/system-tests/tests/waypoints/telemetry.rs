@@ -1,5 +1,5 @@
-//! Tests of telemetry to an OpenTelemetry collector: spans with their parents, over gRPC and HTTP,
-//! and access log records; and of requests while the collector hangs or disappears.
+//! Tests of telemetry to an OpenTelemetry collector: spans with their parents, over gRPC and HTTP, and access log
+//! records; and of requests while the collector hangs or disappears.
 
 use ambit_system_tests::{Heads, LogSource, Mesh, binary, is_whole, until, with_waypoint};
 use serde_json::Value;
@@ -82,7 +82,7 @@ impl Scene {
         Self { mesh, heads }
     }
 
-    /// Sends a request, and returns in lower case what the application received.
+    /// Sends a request, and returns the head that the application received, in lower case.
     fn ask(&self, path: &str, headers: &str) -> Option<String> {
         let request = format!("GET {path} HTTP/1.1\r\nHost: app\r\n{headers}\r\n");
         let service = self.mesh.service("app.shop.svc", 80);
@@ -96,7 +96,7 @@ impl Scene {
         request_head.cloned()
     }
 
-    /// Returns the lines that the collector wrote.
+    /// Returns the lines in which the collector wrote what it received.
     fn collected(&self) -> Vec<Value> {
         let source = LogSource::Pod {
             pod: "legacy/collector".to_owned(),
@@ -108,7 +108,7 @@ impl Scene {
             .collect()
     }
 
-    /// Returns a span by its id.
+    /// Returns the collected span with this ID.
     fn span(&self, id: &str) -> Option<(Value, Value)> {
         for line in self.collected() {
             for of in line["resourceSpans"].as_array().into_iter().flatten() {
@@ -133,8 +133,7 @@ impl Scene {
         found.unwrap()
     }
 
-    /// Sends requests until one is traced; returns its trace and span ids as the application
-    /// received them.
+    /// Sends requests until one is traced; returns its trace ID and span ID as the application received them.
     fn until_traced(&self, path: &str, headers: &str) -> (String, String) {
         let mut found = None;
         until("a request is traced", || {

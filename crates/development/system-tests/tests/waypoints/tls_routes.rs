@@ -1,5 +1,5 @@
-//! Tests of TLSRoutes with real TLS clients and servers: the application of the server name holds
-//! the key, and the waypoint reads only the server name.
+//! Tests of TLSRoutes with real TLS clients and servers: the SNI selects the application, which holds the key, and the
+//! waypoint reads only the SNI.
 
 use std::{
     io::{Read as _, Write as _},
@@ -52,7 +52,7 @@ spec:
   rules: [{backendRefs: [{name: front, port: 443}]}]
 ";
 
-/// Route of any server name at a plain TCP port.
+/// TLSRoute for any SNI at a plain TCP port.
 const ANY_NAME: &str = "
 apiVersion: gateway.networking.k8s.io/v1
 kind: TLSRoute
@@ -66,7 +66,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
-/// Serves TLS for names with its own key; first sends its identity and the requested name.
+/// Serves TLS for these names with its own key; sends its identity and the requested SNI first.
 fn serve(mesh: &Mesh, port: u16, names: &[&str], roots: &mut RootCertStore) {
     let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let signed = rcgen::generate_simple_self_signed(names).unwrap();
@@ -91,7 +91,7 @@ fn serve(mesh: &Mesh, port: u16, names: &[&str], roots: &mut RootCertStore) {
     });
 }
 
-/// Returns the name of the application that a server name is routed to; empty if the connection is
+/// Opens a TLS connection; returns the name of the application to which the SNI is routed, empty if the connection is
 /// closed before.
 fn routed_name(
     mesh: &Mesh,

@@ -5,7 +5,7 @@ use std::{io::Write as _, net::SocketAddr, sync::Mutex, thread};
 
 use ambit_system_tests::{Mesh, RecordedRequests, is_whole, read_head, until, with_waypoint};
 
-/// Three applications of the service's pod by port, and a subset of its pods.
+/// Three applications in the service's pod, one on each port, and a subset of the service's pods.
 const MANIFESTS: &str = "
 ---
 apiVersion: v1
@@ -97,7 +97,8 @@ spec:
     route: [{destination: {host: app}}]
 ";
 
-/// Runs an application that returns its name: it fails twice at `/flaky`, always at `/once`, and is silent at `/silent`.
+/// Runs an application that returns its name: it fails twice at `/flaky`, always at `/once`, and does not respond at
+/// `/silent`.
 fn application(mesh: &Mesh, port: u16, name: &'static str) -> RecordedRequests {
     let recorded = RecordedRequests::default();
     let noted = recorded.clone();
@@ -144,7 +145,7 @@ impl Scene {
         scene
     }
 
-    /// Sends a request without a body, and returns the response in lower case.
+    /// Sends a request without a body; returns the response in lower case, or the failure.
     fn ask(&self, client: &str, line: &str, headers: &str) -> String {
         let request = format!("{line} HTTP/1.1\r\nHost: app\r\n{headers}Content-Length: 0\r\n\r\n");
         let mut connection = self.mesh.dial(client, self.address).unwrap();
@@ -245,7 +246,7 @@ fn virtual_service_rules_are_applied() {
     named_by_commands(&scene.mesh);
 }
 
-/// Checks that the commands name the VirtualService and its rejected parts.
+/// Checks that the command line's output names the VirtualService and its rejected fields.
 fn named_by_commands(mesh: &Mesh) {
     let problems = mesh.ambit(&["problems"]).stdout;
     assert!(

@@ -1,5 +1,5 @@
-//! Tests of WebSocket over HTTP/2 (RFC 8441), from a client in a tunnel to applications of either
-//! HTTP version: policies and routes for the equivalent GET apply to it.
+//! Tests of WebSocket over HTTP/2 (RFC 8441), from a client in a tunnel to applications of either HTTP version:
+//! policies and routes for the equivalent GET apply to it.
 
 use std::{io::Write as _, net::SocketAddr, time::Duration};
 
@@ -53,7 +53,7 @@ fn runtime() -> tokio::runtime::Runtime {
     builder.enable_all().build().unwrap()
 }
 
-/// Returns the `Sec-WebSocket-Accept` value of a server for a key.
+/// Returns the server's value of `Sec-WebSocket-Accept` for the key in a request head.
 fn accept(head: &str) -> String {
     let lines = head.lines();
     let mut keys = lines.filter_map(|line| {
@@ -67,8 +67,7 @@ fn accept(head: &str) -> String {
     STANDARD.encode(digest(&SHA1_FOR_LEGACY_USE_ONLY, whole.as_bytes()))
 }
 
-/// Starts an HTTP/1.1 application that echoes after its first line, except for paths with other
-/// responses.
+/// Starts an HTTP/1.1 application that echoes after the upgrade, except for paths with other responses.
 fn serve_http1(mesh: &Mesh) {
     mesh.serve("shop/server", 8081, |mut stream| {
         while let Some(head) = read_head(&mut stream)? {
@@ -118,7 +117,7 @@ async fn echo(request: Request<RecvStream>, mut respond: h2::server::SendRespons
     let _gone = send.send_data(Bytes::new(), true);
 }
 
-/// Starts an HTTP/2 application, which offers WebSocket or does not.
+/// Starts an HTTP/2 application; `offers` tells whether it supports extended CONNECT for WebSocket.
 fn serve_http2(mesh: &Mesh, port: u16, offers: bool) {
     mesh.serve("shop/server", port, move |stream| {
         stream.set_nonblocking(true)?;
@@ -139,7 +138,7 @@ fn serve_http2(mesh: &Mesh, port: u16, offers: bool) {
     });
 }
 
-/// Returns an HTTP/2 client in a pod, once the waypoint has offered WebSocket.
+/// Returns an HTTP/2 client in a pod, once the waypoint has announced support for extended CONNECT.
 async fn client(mesh: &Mesh, address: SocketAddr) -> SendRequest<Bytes> {
     let place = LabNetns::Pod("shop/client".into());
     let stream = mesh.client().dial(place, address).unwrap();
@@ -212,7 +211,7 @@ fn status(mesh: &Mesh, address: SocketAddr, path: &str, protocol: &'static str) 
     })
 }
 
-/// Checks frames in both directions, several streams on one connection, and the end of each stream.
+/// Checks WebSocket frames in both directions, several streams on one connection, and the end of each stream.
 fn passes(mesh: &Mesh, address: SocketAddr, path: &str, version: &str) {
     runtime().block_on(async {
         let client = client(mesh, address).await;

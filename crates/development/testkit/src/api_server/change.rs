@@ -1,4 +1,4 @@
-//! A change of an object, as watches report it.
+//! Change of an object, as watches report it.
 
 use std::sync::Arc;
 

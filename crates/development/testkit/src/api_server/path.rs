@@ -1,4 +1,4 @@
-//! Parses the path and query of a request.
+//! Parses the path and query of a request to the API server.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -17,19 +17,19 @@ pub(super) struct Target {
     pub(super) watch: bool,
     pub(super) from_version: u64,
     pub(super) limit: usize,
-    /// Continuation of a list: its version, and namespace and name of the last listed object.
+    /// Continuation of a paged list: the list's version, and namespace and name of the last returned object.
     pub(super) page: Option<(u64, (String, String))>,
     terms: Vec<Term>,
 }
 
-/// One term of a selector.
+/// One requirement of a label or field selector.
 #[derive(Clone, Debug)]
 struct Term {
-    /// Dotted path of the field.
+    /// Dotted path of the label or field.
     path: String,
-    /// Value of the field; `None` only requires that the field exists.
+    /// Required value; `None` only requires that the label or field exists.
     value: Option<String>,
-    /// Whether the term is negated.
+    /// Whether the requirement is negated.
     negated: bool,
 }
 
@@ -123,7 +123,7 @@ impl Target {
         of_namespace && self.terms.iter().all(|term| term.holds(object))
     }
 
-    /// Returns the object in the requested format.
+    /// Returns the object in the format that the request accepts.
     pub(super) fn shown(&self, object: &Value) -> Value {
         if self.metadata_only {
             json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
@@ -133,7 +133,7 @@ impl Target {
         }
     }
 
-    /// Returns the line of a change for this watch, if the watch includes it.
+    /// Returns the watch event of a change as a line; `None` if the selectors exclude the object.
     pub(super) fn event(&self, change: &Change) -> Option<Bytes> {
         if change.collection != self.collection || !self.matches(&change.object) {
             return None;
@@ -148,7 +148,7 @@ impl Target {
     }
 }
 
-/// Parses the continuation token of [`Store::page`](super::store::Store::page).
+/// Parses a continuation token, which [`Store::page`](super::store::Store::page) creates.
 fn page(text: &str) -> Option<(u64, (String, String))> {
     let mut parts = text.splitn(3, '/');
     let version = parts.next()?.parse().ok()?;

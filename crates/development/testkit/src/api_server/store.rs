@@ -1,4 +1,4 @@
-//! Objects, their versions, and the history of changes.
+//! Stored objects, their versions, and the history of changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +21,7 @@ type Refused = (u16, &'static str);
 #[derive(Debug, Default)]
 pub(super) struct Store {
     version: u64,
-    /// Version up to which the history is dropped.
+    /// Version up to which the history of changes was dropped.
     compacted: u64,
     uids: u64,
     objects: BTreeMap<String, BTreeMap<(String, String), Arc<Value>>>,
@@ -36,8 +36,8 @@ impl Store {
         self.objects.get(collection)?.get(&key)
     }
 
-    /// Returns an object by name. Kinds of groups other than Kubernetes' own have a CRD, unless one
-    /// was stored.
+    /// Returns the object that the target names. Kinds of groups other than Kubernetes' own have a CRD, unless one was
+    /// stored.
     pub(super) fn find(&self, target: &Target) -> Option<Arc<Value>> {
         let put = self.get(&target.collection, &target.namespace, target.name());
         put.cloned().or_else(|| {
@@ -70,8 +70,8 @@ impl Store {
             .collect()
     }
 
-    /// Returns a page of a list. All its pages have the version of the first: a watch from that
-    /// version misses no change in between.
+    /// Returns one page of a list. All pages have the version of the first: a watch from that version misses no change
+    /// in between.
     pub(super) fn page(&self, target: &Target) -> Value {
         let (version, after) = match &target.page {
             Some((version, after)) => (*version, Bound::Excluded(after.clone())),
@@ -110,7 +110,7 @@ impl Store {
         }
     }
 
-    /// Returns every kind with its collection.
+    /// Returns every served kind with its collection.
     fn kinds(&self) -> BTreeSet<(&str, &str)> {
         let with_objects = self.objects.iter().filter_map(|(collection, of_kind)| {
             let kind = of_kind.values().next()?["kind"].as_str()?;
@@ -250,8 +250,7 @@ impl Store {
         Ok(self.put(&target.collection, object))
     }
 
-    /// Applies a merge patch; with `apply` a missing object is created, and conditions are merged
-    /// by type.
+    /// Applies a merge patch; with `apply`, a missing object is created, and conditions are merged by type.
     pub(super) fn patch(
         &mut self,
         target: &Target,
@@ -280,8 +279,7 @@ impl Store {
         Ok(self.put(&target.collection, object))
     }
 
-    /// Returns the changes since a version; `None` if they were dropped. A future version gets
-    /// none.
+    /// Returns the changes since a version; `None` if they were dropped. For a future version, there are none.
     pub(super) fn since(&self, version: u64) -> Option<Vec<Change>> {
         (version >= self.compacted).then(|| {
             let later = self.history.iter().filter(|of| of.version > version);
@@ -302,7 +300,7 @@ impl Store {
     }
 }
 
-/// Merges the conditions of an object with those of a patch, if both have some.
+/// Merges the status conditions of an object with those of a patch, if both have some.
 fn merged_conditions(object: &Value, patch: &Value) -> Option<Value> {
     let conditions = |of: &Value| of.pointer("/status/conditions")?.as_array().cloned();
     let (mut merged, new) = (conditions(object)?, conditions(patch)?);

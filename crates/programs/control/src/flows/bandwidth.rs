@@ -1,5 +1,5 @@
-//! Bandwidth limit of one reader, so that no reader takes CPU time from xDS. The proxies sample
-//! events that are not read in time, and report that.
+//! Bandwidth limit of one reader of flow events, so that no reader takes CPU time from xDS. The proxies sample events
+//! that are not read in time, and report the sampling.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until};
 /// Maximum bytes per second for one reader.
 const BYTES_PER_SECOND: f64 = 4e6;
 
-/// Token bucket of one reader's bytes.
+/// Limiter of the bytes that are sent to one reader.
 #[derive(Debug, Default)]
 pub(super) struct Bandwidth {
     /// Time at which the bytes sent so far are within the limit.
@@ -16,13 +16,13 @@ pub(super) struct Bandwidth {
 }
 
 impl Bandwidth {
-    /// Waits until the bytes may be sent, and counts them.
+    /// Waits until the limit allows to send these bytes, and counts them.
     pub(super) async fn take(&mut self, bytes: usize) {
         let due = self.due(bytes, Instant::now());
         sleep_until(due).await;
     }
 
-    /// Returns the earliest time for further bytes.
+    /// Counts bytes; returns the earliest time at which they may be sent.
     #[expect(clippy::cast_precision_loss, reason = "chunks are small")]
     fn due(&mut self, bytes: usize, now: Instant) -> Instant {
         let due = self.paid_at.map_or(now, |at| at.max(now));

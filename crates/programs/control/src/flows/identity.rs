@@ -1,4 +1,4 @@
-//! Certificate under which the control plane connects to proxies.
+//! Client certificate with which the control plane connects to proxies.
 
 use std::{
     sync::Arc,
@@ -12,21 +12,21 @@ use ambit_tls::{ChainError, TlsSettings, WorkloadCert, pem};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-/// Lifetime of a certificate.
+/// Lifetime of a client certificate.
 const CERTIFICATE_TTL: Duration = Duration::from_secs(24 * 3600);
 
-/// Error of creating a certificate.
+/// Reason why no client certificate could be created.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// Refusal by the certificate authority.
+    /// The CA refuses to issue the certificate.
     #[error("cannot issue the control plane's own certificate")]
     Issue(#[from] IssueError),
-    /// The certificate cannot be used.
+    /// The issued certificate does not verify.
     #[error("cannot use the control plane's own certificate")]
     Chain(#[from] ChainError),
 }
 
-/// Identity of the control plane, with its current certificate.
+/// Identity of the control plane, with its current client certificate.
 #[derive(Debug)]
 pub struct OwnIdentity {
     identity: Identity,
@@ -35,7 +35,7 @@ pub struct OwnIdentity {
     current: Mutex<Option<Current>>,
 }
 
-/// Certificate, with the authority and the roots that it was built from.
+/// Client certificate, with the CA and the roots for which it was issued.
 #[derive(Debug)]
 struct Current {
     by: Arc<Trust>,
@@ -44,8 +44,8 @@ struct Current {
 }
 
 impl OwnIdentity {
-    /// Creates an identity whose certificates `trust` issues. Proxies may have certificates of
-    /// another CA, whose roots are in `published`.
+    /// Creates an identity whose certificates the CA `trust` issues. If proxies have certificates of another CA, its
+    /// roots are in `published`.
     pub(crate) fn new(
         identity: Identity,
         trust: watch::Receiver<Arc<Trust>>,
@@ -59,8 +59,8 @@ impl OwnIdentity {
         }
     }
 
-    /// Returns a valid certificate: the last one until half of its lifetime, unless authority or
-    /// roots have changed.
+    /// Returns a valid client certificate: the last one until half of its lifetime, unless the CA or the roots have
+    /// changed.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Port for users: HTTP/1.1 over TLS, with the gRPC port's limits of unauthenticated connections.
+//! Port of flow events for users: HTTP/1.1 over TLS, with the gRPC port's limits of unauthenticated connections.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -8,11 +8,11 @@ use ambit_rt::http::{self as rt_http, ListenError, ServerOptions};
 use super::Flows;
 use crate::serving::Serving;
 
-/// Maximum concurrent connections: readers, and requests that are rejected.
+/// Maximum concurrent connections, of readers and of rejected requests.
 const MAX_CONNECTIONS: usize = 64;
 
 impl Flows {
-    /// Serves until the drain starts. Returns the address.
+    /// Serves flow events until the drain starts. Returns the bound address.
     ///
     /// # Errors
     ///

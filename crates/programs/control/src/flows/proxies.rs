@@ -14,17 +14,17 @@ use tokio_rustls::TlsConnector;
 
 use super::OwnIdentity;
 
-/// Timeout of connecting, including the handshake.
+/// Timeout of connecting to a proxy, including the TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Node proxies and waypoints of the mesh.
 #[derive(Clone)]
 pub struct MeshProxies {
-    /// Pods of the cluster with their nodes.
+    /// Pods of the cluster, with nodes and service accounts.
     pub pods: Arc<RwLock<PodDirectory>>,
-    /// Rules of which accounts are proxies'.
+    /// Rules for which service accounts belong to proxies.
     pub access: Arc<Access>,
-    /// Identity that proxies accept as a reader.
+    /// Identity of the control plane, which proxies authorize to read flow events.
     pub own: Arc<OwnIdentity>,
     /// Trust domain of the mesh.
     pub trust_domain: ArcStr,
@@ -58,7 +58,7 @@ impl fmt::Display for MeshProxy {
 }
 
 impl MeshProxies {
-    /// Returns a copy for a user who may not see the names of waypoint pods in other namespaces.
+    /// Returns a copy for a user who may see the names of waypoint pods only in these namespaces.
     pub fn named_for(&self, namespaces: &[String]) -> Self {
         Self {
             named: Some(namespaces.into()),
@@ -66,7 +66,7 @@ impl MeshProxies {
         }
     }
 
-    /// Returns the TLS configuration of a connection to a proxy, which must prove its identity.
+    /// Returns the TLS configuration of a connection to a proxy, whose certificate must have the proxy's identity.
     fn tls(&self, proxy: &MeshProxy) -> Result<Arc<ClientConfig>, String> {
         let own = self.own.certificate();
         let own = own.map_err(|error| ErrorChain(&error).to_string())?;

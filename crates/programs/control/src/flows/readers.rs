@@ -1,19 +1,19 @@
-//! Limit of concurrent readers of flow events: each costs a stream of every proxy.
+//! Limit of concurrent readers of flow events, each of which costs a stream of every proxy.
 
 use std::{collections::HashMap, sync::Arc};
 
 use parking_lot::Mutex;
 
-/// Maximum readers of one replica: as many as a proxy serves for the control plane.
+/// Maximum concurrent readers of one replica, as many as a proxy serves for the control plane.
 const MAX_READERS: usize = 8;
-/// Maximum readers of one user.
+/// Maximum concurrent readers of one user.
 const MAX_READERS_OF_USER: usize = 2;
 
-/// Readers by user.
+/// Number of current readers by user.
 #[derive(Debug, Default)]
 pub(super) struct Readers(Mutex<HashMap<String, usize>>);
 
-/// Permit of a reader, released on drop.
+/// Permit of one reader, which is released on drop.
 #[derive(Debug)]
 pub(super) struct ReaderPermit {
     readers: Arc<Readers>,

@@ -1,4 +1,4 @@
-//! Authentication and authorization of users by the API server.
+//! Authentication and authorization of readers of flow events by the API server.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,27 +12,27 @@ use k8s_openapi::api::{
 use kube::{Api, Client, api::PostParams};
 use tokio::{sync::Semaphore, time::timeout};
 
-/// Maximum concurrent checks; further ones wait.
+/// Maximum concurrent checks of users; further checks wait.
 const MAX_CONCURRENT_CHECKS: usize = 16;
-/// Timeout of a check including its time in the queue.
+/// Timeout of a check of a user, including its time in the queue.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum length of a token, in bytes.
 const MAX_TOKEN_BYTES: usize = 16 << 10;
 /// Maximum length of a namespace's name, in bytes.
 const MAX_NAME_BYTES: usize = 63;
-/// Maximum number of namespaces in one request: each costs the API server a review.
+/// Maximum number of namespaces in one request, each of which costs the API server a SubjectAccessReview.
 const MAX_NAMESPACES: usize = 32;
 
-/// Reason why a user may not read.
+/// Reason why a user may not read flow events.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
     /// Malformed parameter of the request.
     #[error("{0}")]
     Malformed(String),
-    /// No token, or an unreadable one.
+    /// The request has no token, or an unreadable one.
     #[error("the header {} has no token", ambit_flow::TOKEN_HEADER)]
     NoToken,
-    /// The API server rejects the token.
+    /// The API server rejects the user's token.
     #[error("the API server does not accept the token")]
     Token,
     /// Namespaces whose flow events the user may not read; empty for the whole mesh.
@@ -60,16 +60,16 @@ fn rights(namespaces: &[String]) -> String {
     }
 }
 
-/// Rights of a user over flow events.
+/// A user's access to flow events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rights {
-    /// Name of the user.
+    /// Name of the authenticated user.
     pub user: String,
-    /// Whether access is confined to the requested namespaces.
+    /// Whether the user may read only the requested namespaces.
     pub are_confined: bool,
 }
 
-/// Users and their rights, reviewed by the API server.
+/// Authenticates and authorizes users by reviews of the API server.
 pub struct Users {
     client: Client,
     slots: Semaphore,
@@ -82,7 +82,7 @@ impl std::fmt::Debug for Users {
 }
 
 impl Users {
-    /// Creates a reviewer that calls a cluster's API server.
+    /// Creates an authenticator and authorizer that calls the API server of `client`.
     pub fn new(client: Client) -> Self {
         Self {
             client,
@@ -90,9 +90,10 @@ impl Users {
         }
     }
 
-    /// Returns the rights of the token's user over `namespaces`; over all of them if empty.
+    /// Returns the access of the token's user to the flow events of `namespaces`, or of the whole mesh if empty.
     ///
     /// # Errors
+    ///
     /// When the user may not read one of them, or the API server fails.
     pub async fn rights(&self, token: &str, namespaces: &[String]) -> Result<Rights, AccessError> {
         if token.is_empty() || token.len() > MAX_TOKEN_BYTES {
@@ -156,7 +157,7 @@ impl Users {
             .ok_or(AccessError::Token)
     }
 
-    /// Returns whether a user may get the flow events of a namespace; `None` for all.
+    /// Returns whether a user may get the flow events of a namespace; `None` asks for all namespaces.
     async fn may_read(
         &self,
         user: &UserInfo,

@@ -1,11 +1,11 @@
-//! SPIFFE trust bundles (SPIFFE Trust Domain and Bundle, section 4): roots of a trust domain, in
-//! the format of a key set.
+//! SPIFFE trust bundles (SPIFFE Trust Domain and Bundle, section 4): root certificates of a trust domain, in the format
+//! of a JWKS.
 
 use ambit_tls::pem;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::Deserialize;
 
-/// Maximum number of roots of a trust domain.
+/// Maximum number of root certificates of one trust domain.
 const MAX_ROOTS: usize = 64;
 
 /// Reason why a text is not a valid trust bundle.
@@ -32,8 +32,7 @@ struct Key {
     x5c: Vec<String>,
 }
 
-/// Parses the roots of a bundle, and returns them as PEM; empty if the trust domain has revoked
-/// all.
+/// Returns the root certificates of a trust bundle as PEM; empty if the trust domain has revoked all.
 pub(super) fn roots(text: &[u8]) -> Result<String, BundleError> {
     let bundle: Bundle = serde_json::from_slice(text).map_err(BundleError::Form)?;
     let all = bundle.keys.iter().enumerate();

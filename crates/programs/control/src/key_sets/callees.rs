@@ -1,5 +1,5 @@
-//! Decides which addresses the control plane may call to fetch the key sets of a namespace. The
-//! follower of objects decides, since it knows the addresses of Services and pods.
+//! Decides which addresses the control plane may call to fetch the key sets that a namespace's objects name. The task
+//! that owns the index decides, since it knows the addresses of Services and pods.
 
 use std::net::IpAddr;
 
@@ -11,25 +11,25 @@ use tokio::sync::{mpsc, oneshot};
 /// Capacity of the queue of inquiries.
 const QUEUE_CAPACITY: usize = 64;
 
-/// Inquiry whether key sets of a namespace may be fetched from an address.
+/// Request to decide whether key sets of a namespace may be fetched from an address.
 #[derive(Debug)]
 pub(crate) struct Inquiry {
     /// Namespace of the objects that name the key set.
     pub(crate) namespace: ArcStr,
-    /// Address of the callee.
+    /// Address from which the key set would be fetched.
     pub(crate) ip: IpAddr,
     reply: oneshot::Sender<Result<(), ObjectKey>>,
 }
 
 impl Inquiry {
-    /// Responds; an error names the Service or pod that has the address.
+    /// Sends the decision; an error names the Service or pod that has the address.
     pub(crate) fn answer(self, may_call: Result<(), ObjectKey>) {
         // The fetch may have timed out meanwhile.
         self.reply.send(may_call).ok();
     }
 }
 
-/// Reason why no address of a host may be called.
+/// Reason why no address of a host may be called for a key set.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CalleeError {
     #[error(
@@ -44,18 +44,18 @@ pub(crate) enum CalleeError {
     Ending,
 }
 
-/// Sender of inquiries about callees. Clones share it.
+/// Sender of inquiries whether addresses may be called. Clones share the queue.
 #[derive(Clone, Debug)]
 pub(super) struct Callees(mpsc::Sender<Inquiry>);
 
 impl Callees {
-    /// Creates the client and the receiver of its inquiries.
+    /// Creates the sender and the receiver of inquiries.
     pub(super) fn new() -> (Self, mpsc::Receiver<Inquiry>) {
         let (sender, inquiries) = mpsc::channel(QUEUE_CAPACITY);
         (Self(sender), inquiries)
     }
 
-    /// Returns the callee check for a namespace's key sets.
+    /// Returns the check of addresses for a namespace's key sets.
     pub(super) fn of(&self, namespace: &ArcStr) -> NamespaceCallees {
         NamespaceCallees {
             callees: self.clone(),
@@ -83,7 +83,7 @@ impl Callees {
     }
 }
 
-/// Callee check for the key sets of a namespace.
+/// Check of the addresses from which a namespace's key sets are fetched.
 #[derive(Debug)]
 pub(super) struct NamespaceCallees {
     callees: Callees,

@@ -1,6 +1,5 @@
-//! Fetches a key set over HTTP. The author of an object chooses the address, and its server is not
-//! trusted: time and size are limited, and a condition contains only the kind of an error, nothing
-//! of a response.
+//! Fetches a key set over HTTP. The author of an object chooses the address, and its server is not trusted: time and
+//! size are limited, and a condition contains only the kind of an error, nothing of a response.
 
 use ambit_derive::{KeyForm, KeySource};
 use ambit_egress::ConnectError;
@@ -14,16 +13,16 @@ use super::{
     callees::Callees,
 };
 
-/// Path of an issuer's discovery document.
+/// Path of an issuer's OpenID Connect discovery document.
 const DISCOVERY_PATH: &str = "/.well-known/openid-configuration";
 
-/// Fetches key sets.
+/// Fetches key sets and trust bundles.
 pub(super) struct Fetcher {
     client: Client,
     callees: Callees,
 }
 
-/// Error of fetching a key set.
+/// Reason why a key set could not be fetched.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FetchError {
     #[error("no answer within {0:?}")]
@@ -58,7 +57,7 @@ pub(crate) enum FetchError {
     NoKeys,
 }
 
-/// Leaves out the URL of the response, which a redirect may have chosen.
+/// Omits the URL from the error, since a redirect may have chosen it.
 impl From<ambit_fetch::FetchError> for FetchError {
     fn from(error: ambit_fetch::FetchError) -> Self {
         match error {
@@ -79,13 +78,12 @@ impl From<ambit_fetch::FetchError> for FetchError {
 }
 
 impl Fetcher {
-    /// Creates a fetcher that calls only addresses that the client's guard and the objects of the
-    /// mesh permit.
+    /// Creates a fetcher that calls only addresses that the client's guard and `callees` permit.
     pub(super) fn new(client: Client, callees: Callees) -> Self {
         Self { client, callees }
     }
 
-    /// Fetches a key set with at least one usable key; for a trust bundle returns the roots as PEM.
+    /// Fetches a key set, which must have a usable key; for a trust bundle, returns the roots as PEM.
     pub(super) async fn key_set(&self, source: &KeySource) -> Result<String, FetchError> {
         let fetching = async {
             let caller = source.namespace.as_ref();
@@ -107,7 +105,7 @@ impl Fetcher {
         fetched.map_err(|_| FetchError::Timeout(source.timeout))?
     }
 
-    /// Returns the URL of the key set from an issuer's discovery document.
+    /// Returns the URL of the key set (`jwks_uri`) from an issuer's discovery document.
     async fn discover(&self, issuer: &str, caller: Option<&ArcStr>) -> Result<String, FetchError> {
         let url = format!("{}{DISCOVERY_PATH}", issuer.trim_end_matches('/'));
         let text = self.get(&url, caller).await?;

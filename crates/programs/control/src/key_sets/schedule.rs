@@ -1,5 +1,4 @@
-//! Schedules fetches of key sets, and decides how long keys stay valid if they cannot be fetched
-//! again.
+//! Schedules fetches of key sets, and decides how long keys stay valid when fetches fail.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,14 +9,14 @@ use ambit_derive::{KeySource, KeyState};
 use ambit_model::ArcStr;
 use tokio::time::Instant;
 
-/// Maximum concurrent fetches.
+/// Maximum concurrent fetches of key sets.
 const MAX_CONCURRENT_FETCHES: usize = 8;
-/// Delay of the first retry after a failure; doubled after each further one.
+/// Delay of the first retry after a failed fetch; doubled after each further failure.
 const FIRST_RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Maximum retry delay.
+/// Maximum delay of a retry.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(300);
-/// Validity of the last fetched keys: an attacker who blocks the issuer must not keep a revoked key
-/// valid.
+/// Time for which fetched keys stay valid when later fetches fail: an attacker who blocks the issuer must not keep a
+/// revoked key valid.
 const KEY_VALIDITY: Duration = Duration::from_secs(24 * 3600);
 
 /// Schedule of fetches of all desired key sets.
@@ -29,7 +28,7 @@ pub(super) struct FetchSchedule {
 
 #[derive(Debug)]
 struct Set {
-    /// Due time of the next fetch; `None` during a fetch.
+    /// Time at which the next fetch is due; `None` during a fetch.
     due: Option<Instant>,
     failures: u32,
     last: Option<(ArcStr, Instant)>,
@@ -69,15 +68,15 @@ impl FetchSchedule {
         begun.collect()
     }
 
-    /// Returns when the next fetch may be due.
+    /// Returns the time of the next fetch.
     pub(super) fn next(&self) -> Option<Instant> {
         let fetching = self.sets.values().filter(|set| set.due.is_none()).count();
         let first = self.sets.values().filter_map(|set| set.due).min();
         first.filter(|_| fetching < MAX_CONCURRENT_FETCHES)
     }
 
-    /// Handles the result of a fetch, and returns the state of the set; `None` if it is no longer desired. Times are
-    /// multiplied by a random factor.
+    /// Handles the result of a fetch, and returns the new state of the key set; `None` if it is no longer desired. The
+    /// next fetch's delay is multiplied by the random factor `spread`.
     pub(super) fn fetched<E: std::fmt::Display>(
         &mut self,
         source: &KeySource,

@@ -20,37 +20,37 @@ use super::{
 
 /// API versions that can be read, newest first. The fields that the mesh reads are the same in all.
 const READABLE_VERSIONS: &[&str] = &["v1", "v1beta1", "v1alpha3", "v1alpha2", "v1alpha1"];
-/// First and longest interval of looking for a CRD; after a change of CRDs it is short again,
-/// because the API server needs a moment to serve a new kind.
+/// First and longest interval of checking for a kind's CRD; short again after a change of CRDs, since the API server
+/// needs a moment to serve a new kind.
 const POLL_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
-/// Delay after which a missing CRD is checked again before it counts as absent.
+/// Delay after which a missing CRD is checked again before it is reported as absent.
 const CONFIRMATION_DELAY: Duration = Duration::from_secs(1);
 
-/// Watcher of one custom kind.
+/// Follows the CRD and the objects of one custom kind.
 pub(super) struct Follower {
     pub(super) client: Client,
     pub(super) kind: Kind,
     pub(super) config: watcher::Config,
     pub(super) updates: Updates,
-    /// Counts changes of the cluster's CRDs.
+    /// Counter of changes of the cluster's CRDs.
     pub(super) definitions: signal::Receiver<u64>,
 }
 
 type Read = Result<Object, (InvalidObject, Box<Value>)>;
 
-/// Definition of a kind in the cluster.
+/// State of a custom kind's CRD in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Definition {
-    /// The kind is served in this version.
+    /// The CRD serves this API version.
     Served(&'static str),
-    /// The CRD exists, but serves no version that can be read.
+    /// The CRD exists, but serves no version that the control plane reads.
     Unreadable,
     /// The CRD does not exist.
     Absent,
 }
 
 impl Follower {
-    /// Runs until the receiver of updates is dropped.
+    /// Follows the kind until the receiver of updates is dropped.
     pub(super) async fn run(mut self) {
         let mut pause = POLL_BACKOFF.0;
         let mut absence_is_logged = false;
@@ -97,7 +97,7 @@ impl Follower {
         }
     }
 
-    /// Reports why the CRD cannot be followed; returns false if the receiver is dropped.
+    /// Reports why the kind cannot be followed, if so; returns false if the receiver is dropped.
     async fn report(&self, definition: Definition) -> bool {
         let (kind, wanted) = (self.kind, self.kind.version());
         let is_unread = kind.definition() == ambit_k8s_api::Definition::Unread;
@@ -116,9 +116,8 @@ impl Follower {
         self.updates.send(update).await
     }
 
-    /// Finds the definition of the kind. Policies depend on it: it counts as absent only if a
-    /// request for the CRD itself reports so twice. Lists of served resources are incomplete now
-    /// and then.
+    /// Returns the state of the kind's CRD. Policies depend on it: it counts as absent only if a request for the CRD
+    /// itself reports so twice, since lists of served resources are incomplete now and then.
     async fn definition(&self) -> Result<Definition, kube::Error> {
         let first = self.look().await?;
         if first != Definition::Absent {
@@ -156,8 +155,8 @@ impl Follower {
         }))
     }
 
-    /// Watches until the kind is no longer served in this version (returns true) or the receiver is
-    /// dropped (returns false). `known` has the objects that the index knows.
+    /// Watches objects until the kind is no longer served in this version (returns true) or the receiver is dropped
+    /// (returns false). `known` has the objects that were reported.
     async fn follow(&self, version: &'static str, known: &mut BTreeSet<ObjectKey>) -> bool {
         let kind = self.kind;
         let resource = resource(kind, version);
@@ -208,7 +207,7 @@ impl Follower {
         }
     }
 
-    /// Reports deletions; returns false if the receiver is dropped.
+    /// Reports that these objects were deleted; returns false if the receiver is dropped.
     async fn send_gone(&self, gone: BTreeSet<ObjectKey>) -> bool {
         for key in gone {
             if !self

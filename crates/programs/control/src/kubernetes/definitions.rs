@@ -1,5 +1,4 @@
-//! CRDs of custom kinds: their names, their API resources, and notifications of changes, instead of
-//! polling.
+//! CRDs of custom kinds: their names, their API resources, and notifications of their changes, which replace polling.
 
 use ambit_k8s_api::{Definition, Kind};
 use ambit_kube_kit::watch::{self as objects, Watch, WatchEvent};
@@ -45,7 +44,7 @@ pub(super) fn definition_name(kind: Kind) -> String {
     format!("{}.{}", kind.plural(), kind.group())
 }
 
-/// Returns the API resource of a custom kind in a version.
+/// Returns the API resource of a custom kind in an API version.
 pub(crate) fn resource(kind: Kind, version: &str) -> ApiResource {
     ApiResource {
         group: kind.group().to_owned(),

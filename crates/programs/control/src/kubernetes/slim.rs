@@ -1,5 +1,5 @@
-//! Removes fields that the mesh does not read while objects are deserialized, so that a listing of
-//! tens of thousands needs little memory.
+//! Removes fields that the mesh does not read while objects are deserialized, so that a list of tens of thousands needs
+//! little memory.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,7 @@ use ambit_k8s_api::{Object, ObjectMeta};
 use kube::{Resource, core::PartialObjectMeta};
 use serde::{Deserialize, Deserializer};
 
-/// Object that is reduced during deserialization: a page of a listing never has complete ones.
+/// Object that is reduced during deserialization, so that no page of a list is in memory with complete objects.
 #[derive(Clone, Debug)]
 pub(super) struct SlimObject<K>(pub(super) K);
 
@@ -49,7 +49,7 @@ impl<K: Followed> Resource for SlimObject<K> {
     }
 }
 
-/// Returns an object of which only the metadata was requested.
+/// Builds an object from a response that contains only its metadata.
 pub(super) fn metadata_only<K: Followed>(partial: &PartialObjectMeta<K>) -> Object {
     let mut object = K::default();
     object.metadata_mut().clone_from(&partial.metadata);

@@ -9,17 +9,17 @@ use kube::{Api, Resource, runtime::watcher};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
-/// Update by a watch.
+/// Update that a watch sends to the index.
 #[derive(Debug)]
 pub(super) enum Update {
     Object(ObjectEvent),
-    /// Every object of the kind that existed at the start was reported.
+    /// The initial list of the kind is complete.
     Listed(Kind),
-    /// Reason why the kind's CRD cannot be followed; `None` if it can.
+    /// Reason why the kind's CRD cannot be followed; `None` if it can be followed again.
     Definition(Kind, Option<String>),
 }
 
-/// Sender of the watches' updates to the index.
+/// Sender of a watch's updates to the index.
 #[derive(Clone)]
 pub(super) struct Updates {
     pub(super) sender: mpsc::Sender<Update>,
@@ -33,7 +33,7 @@ impl fmt::Debug for Updates {
 }
 
 impl Updates {
-    /// Watches all objects of a kind in a task of its own.
+    /// Watches all objects of a kind in a separate task.
     pub(super) fn follow<K>(
         &self,
         kind: Kind,

@@ -1,12 +1,12 @@
-//! Page `/debug/syncz`: connected clients and their acknowledged versions, under the names that
-//! Istio's control plane uses, and those of Ambit's own types.
+//! Page `/debug/syncz`: connected clients and the versions that they acknowledged, under the type names of Istio's
+//! control plane and under those of Ambit's own types.
 
 use ambit_model::WaypointRecordType;
 use serde_json::{Map, Value, json};
 
 use ambit_xds_server::{ResourceType, SessionStatus, session::SubscriptionStatus};
 
-/// Types of Envoy's xDS by their names in Istio's page, with the corresponding types of a waypoint.
+/// Envoy's resource types by their names on Istio's page, with the corresponding resource types of waypoints.
 const ENVOY_TYPES: [(&str, ResourceType); 4] = [
     (
         "cluster",

@@ -1,6 +1,5 @@
-//! Page `/debug/configz`: objects of Istio's and the Gateway API's kinds, as the API server has
-//! them, without secrets. The control plane stores only derived records, so that the objects are
-//! listed on request.
+//! Page `/debug/configz`: objects of Istio's and the Gateway API's kinds as the API server returns them, without
+//! secrets. The control plane stores only derived records, so that the objects are listed on request.
 
 use std::time::Duration;
 
@@ -14,13 +13,13 @@ use serde_json::{Map, Value, json};
 
 use crate::kubernetes::resource;
 
-/// Page size of lists.
+/// Page size of lists from the API server.
 const PAGE_SIZE: u32 = 500;
-/// Annotation of kubectl that repeats the whole object.
+/// Annotation of `kubectl apply` that repeats the whole object.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-/// Text that replaces a secret.
+/// Text that replaces a secret value.
 const REDACTED: &str = "(secret)";
-/// Fields that may have secrets, by kind: a path, in which `*` is every item of a list.
+/// Fields that may contain secrets, by kind: paths, in which `*` stands for every item of a list.
 const SECRET_FIELDS: [(Kind, &[&str]); 3] = [
     (Kind::WasmPlugin, &["spec", "pluginConfig"]),
     (Kind::WasmPlugin, &["spec", "vmConfig", "env", "*", "value"]),
@@ -30,15 +29,14 @@ const SECRET_FIELDS: [(Kind, &[&str]); 3] = [
     ),
 ];
 
-/// Timeout of all lists: requests for other pages wait meanwhile.
+/// Timeout of all lists together; requests for other pages wait meanwhile.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Lists all objects, by kind.
+/// Lists all objects of Istio's and the Gateway API's kinds.
 ///
 /// # Errors
 ///
-/// If a kind with a CRD cannot be listed, which the text names, or if the API server takes too
-/// long.
+/// If a kind with a CRD cannot be listed, which the text names, or if the API server takes too long.
 pub(super) async fn objects(client: &Client) -> Result<Vec<Value>, String> {
     let listed = tokio::time::timeout(LIST_TIMEOUT, list_all(client)).await;
     listed.unwrap_or_else(|_| {
@@ -58,7 +56,7 @@ async fn list_all(client: &Client) -> Result<Vec<Value>, String> {
     Ok(all)
 }
 
-/// Lists objects of a kind; empty without its CRD.
+/// Lists the objects of a kind; empty if the cluster has no CRD of it.
 async fn list(client: &Client, kind: Kind) -> Result<Vec<Value>, kube::Error> {
     let resource = resource(kind, kind.version());
     let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
@@ -82,8 +80,7 @@ async fn list(client: &Client, kind: Kind) -> Result<Vec<Value>, kube::Error> {
     }
 }
 
-/// Returns an object with its type, which items of a list lack, and without secrets and
-/// `managedFields`.
+/// Returns an object with API version and kind, which items of a list lack, and without secrets and `managedFields`.
 fn shown(kind: Kind, resource: &ApiResource, object: DynamicObject) -> Value {
     let mut metadata = object.metadata;
     metadata.managed_fields = None;
@@ -104,7 +101,7 @@ fn shown(kind: Kind, resource: &ApiResource, object: DynamicObject) -> Value {
     shown
 }
 
-/// Replaces the existing values at a path.
+/// Replaces the values at a path by [`REDACTED`].
 fn leave_out(value: &mut Value, path: &[&str]) {
     match path.split_first() {
         None => *value = json!(REDACTED),

@@ -8,10 +8,10 @@ use ambit_k8s_api::istio::Resolution;
 use ambit_model::AppProtocol;
 use serde_json::{Value, json};
 
-/// Address of services without one.
+/// Address that Istio's registry shows for services without one.
 const NO_ADDRESS: &str = "0.0.0.0";
 
-/// Returns the entries of the page; `cluster` is the id under which addresses are listed.
+/// Returns the entries of the page; `cluster` is the cluster ID under which addresses are listed.
 pub(super) fn page(services: &[RegisteredService], cluster: &str) -> Vec<Value> {
     services
         .iter()
@@ -63,7 +63,7 @@ fn port(port: &RegisteredPort) -> Value {
     json!({"name": port.name, "port": port.number, "protocol": protocol})
 }
 
-/// Returns Istio's number of a resolution.
+/// Returns the number by which Istio's registry encodes a resolution.
 fn resolution(resolution: Resolution) -> u8 {
     match resolution {
         Resolution::Static => 0,

@@ -1,9 +1,8 @@
-//! Compares records that Istio's control plane derived from a cluster's objects (`vectors/`) with
-//! ours: records byte by byte with their versions, and conditions. The objects come from an API
-//! server in memory, so that they are processed as those of a cluster.
+//! Compares records that Istio's control plane derived from a cluster's objects (`vectors/`) with ours: records byte by
+//! byte with their versions, and conditions. The objects come from an API server in memory, so that they are processed
+//! as in a cluster.
 //!
-//! Intended differences are listed with their reason; a listed difference that does not occur is an
-//! error, too.
+//! Intended differences are listed with their reason; a listed difference that does not occur is an error, too.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
@@ -28,10 +27,10 @@ use crate::{
     source::Source,
 };
 
-/// Permitted difference of a record: name, Ambit's replacement, and reason.
+/// Intended difference of a record: its name, the change that makes Istio's record equal to Ambit's, and the reason.
 type Difference = (&'static str, fn(&mut Parts), &'static str);
 
-/// Permitted differences, limited to the named parts.
+/// Intended differences of records, limited to the named parts.
 const RECORDS: &[Difference] = &[
     (
         "Kubernetes/networking.istio.io/ServiceEntry/vec/ext/192.0.2.7",
@@ -46,8 +45,7 @@ const RECORDS: &[Difference] = &[
     ),
 ];
 
-/// Conditions that we would write where Istio wrote another or none: object, condition, Ambit's
-/// value, reason.
+/// Intended differences of conditions, where Istio wrote another one or none: object, condition, Ambit's value, reason.
 const CONDITIONS: &[(&str, &str, &str)] = &[
     (
         "AuthorizationPolicy vec/a6-l7-allow ZtunnelAccepted=True UnsupportedValue",
@@ -91,7 +89,7 @@ const CONDITIONS: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Decoded record for comparison.
+/// Decoded record, which is compared part by part.
 #[derive(Clone, Debug, PartialEq)]
 enum Parts {
     Address(Box<workload::Address>),
@@ -132,7 +130,7 @@ fn file(name: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Returns name, version and bytes of what Istio's control plane sent.
+/// Returns name, version and bytes of the records that Istio's control plane sent.
 fn recorded(name: &str) -> BTreeMap<String, (String, Vec<u8>)> {
     let hex = |text: &str| -> Vec<u8> {
         let digits: Vec<u8> = text
@@ -153,7 +151,7 @@ fn recorded(name: &str) -> BTreeMap<String, (String, Vec<u8>)> {
         .collect()
 }
 
-/// Returns a server with every object of the recording.
+/// Returns an API server with every object of the recording.
 fn cluster() -> ApiServer {
     let server = ApiServer::start();
     for plural in [
@@ -190,7 +188,7 @@ fn cluster() -> ApiServer {
     server
 }
 
-/// Starts the control plane's view of the cluster, with its status reports.
+/// Starts following the recorded cluster; returns the mesh and the status reports.
 async fn followed(server: &ApiServer) -> (Mesh, mpsc::UnboundedReceiver<Report>, drain::Drain) {
     let config = kube::Config::new(server.url().parse().unwrap());
     let client = kube::Client::try_from(config).unwrap();
@@ -227,7 +225,8 @@ async fn records_equal_istios_byte_by_byte() {
     assert_records_are_istios(&cluster()).await;
 }
 
-/// For Istio, the class does not decide which Gateways are waypoints.
+/// Checks that records reference a Gateway of another class as their waypoint, since for Istio, the class does not
+/// decide which Gateways are waypoints.
 #[tokio::test]
 async fn records_reference_waypoints_of_other_classes_as_istio() {
     let server = cluster();

@@ -12,7 +12,7 @@ impl Cluster {
         self.server.put(GATEWAYS, gateway);
     }
 
-    /// Returns the image of a waypoint's Deployment, and the control plane that its pods use.
+    /// Returns the image of a waypoint's Deployment, and the address of the control plane that its pods use.
     fn deployed(&self, name: &str) -> Option<(String, String)> {
         let deployment = self.server.get(DEPLOYMENTS, "shop", name)?;
         let container = &deployment["spec"]["template"]["spec"]["containers"][0];

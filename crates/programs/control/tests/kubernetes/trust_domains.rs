@@ -16,7 +16,7 @@ fn settings(cluster: &Cluster, mesh: &str) {
     );
 }
 
-/// Returns the ConfigMap in a namespace.
+/// Returns the ConfigMap of trust domains in a namespace.
 fn copy(cluster: &Cluster, namespace: &str) -> Option<Value> {
     let map = cluster.server.get(CONFIG_MAPS, namespace, COPY)?;
     serde_json::from_str(map["data"]["trust-domains.json"].as_str()?).ok()

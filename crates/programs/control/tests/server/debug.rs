@@ -4,7 +4,7 @@ use ambit_wire::discovery::{ClientConfig, ConfigStatus, DiscoveryRequest, Discov
 
 use super::*;
 
-/// Sends one request as istioctl does, with a token that is not bound to a pod.
+/// Sends one request as istioctl does, with a token that is not bound to a pod; returns the response.
 async fn ask(plane: &Plane, namespace: &str, type_url: &str) -> Result<DiscoveryResponse, Status> {
     let mut claims = claims_of(namespace, "default", "", "");
     claims
@@ -101,7 +101,7 @@ async fn mesh_records_are_not_served_as_state_of_the_world() {
     );
 }
 
-/// Returns the JSON document of a page.
+/// Returns the JSON document in the body of a page.
 fn document(page: &str) -> serde_json::Value {
     let (_, body) = page.split_once("\r\n\r\n").unwrap();
     serde_json::from_str(body).unwrap()

@@ -1,4 +1,4 @@
-//! Tests of clients of later versions.
+//! Tests of clients of later versions, which subscribe to unknown resource types.
 
 use super::*;
 

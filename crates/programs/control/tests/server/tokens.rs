@@ -1,4 +1,4 @@
-//! Tests of the records and certificates that a token gives access to: a matrix of tokens and uses.
+//! Tests of the records and certificates to which a token gives access: a matrix of tokens and uses.
 
 use std::collections::BTreeSet;
 
@@ -8,9 +8,8 @@ use futures_util::{StreamExt, stream};
 
 use super::*;
 
-/// Objects of the cluster: besides the node proxy's node, two waypoints in `shop`, one of whose
-/// names is a prefix of the other's, one in `store` with the name of the first, and pods of the
-/// first one's service account.
+/// Objects of the cluster besides the node proxy's node: two waypoints in `shop`, one of whose names is a prefix of the
+/// other's, one in `store` with the name of the first, and pods of the first one's service account.
 const WORLD: &str = r#"
 apiVersion: v1
 kind: Namespace
@@ -113,7 +112,7 @@ const TYPES: [&str; 6] = [
     ADDRESS_TYPE_URL,
 ];
 
-/// Names of records of every waypoint and of node proxies, as a client may subscribe to them.
+/// Names of records for every waypoint and for node proxies, to which a client may subscribe.
 const NAMES: [&str; 9] = [
     "*",
     "shop/wp",
@@ -126,13 +125,12 @@ const NAMES: [&str; 9] = [
     "../store/wp",
 ];
 
-/// Returns the node metadata of a client that claims other properties than its token has.
+/// Returns an xDS node that claims this node type and namespace.
 fn claiming(kind: &str, namespace: &str) -> Node {
     node(&format!("{kind}~10.0.0.9~any.{namespace}~x"), namespace)
 }
 
-/// Runs the attempts, a few concurrently: the control plane limits the open connections of an
-/// address.
+/// Runs the attempts a few at a time, since the control plane limits the open connections of an address.
 async fn at_once(attempts: impl Iterator<Item = impl Future<Output = ()>>) {
     stream::iter(attempts)
         .buffer_unordered(4)
@@ -140,8 +138,8 @@ async fn at_once(attempts: impl Iterator<Item = impl Future<Output = ()>>) {
         .await;
 }
 
-/// Returns the records that a stream receives for subscriptions to all types, first to everything and then to `NAMES`,
-/// without addresses, which both may have.
+/// Returns the records that a stream receives for subscriptions to all types, first by wildcard and then by `NAMES`,
+/// without the addresses that node proxies and waypoints both receive.
 async fn seen(plane: &Plane, token: &str, node: Node) -> Result<BTreeSet<String>, Status> {
     let Stream {
         requests,
@@ -226,7 +224,8 @@ async fn token_sees_only_records_of_its_scope() {
     plane.running.stop().await;
 }
 
-/// Returns tokens that do not belong to a live waypoint or node proxy.
+/// Returns tokens that do not belong to a live waypoint or node proxy, each with its description and the expected
+/// status.
 fn of_others(plane: &Plane) -> Vec<(&'static str, String, Code)> {
     let changed = |of: [&str; 4], change: fn(&mut serde_json::Value)| {
         let [namespace, account, pod, uid] = of;

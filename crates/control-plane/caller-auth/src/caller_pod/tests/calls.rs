@@ -28,9 +28,8 @@ fn plugin() -> WaypointExtension {
     }
 }
 
-/// Returns waypoint `shop/wp` with a plugin of `shop` and rate limits of `bank` and `local`
-/// attached, of which the latter has no service to call; and waypoint `shop/idle` without attached
-/// objects.
+/// Returns waypoint `shop/wp`, to which a plugin of `shop` and rate limits of `bank` and `local` are attached (that of
+/// `local` has no rate-limit service to call), and waypoint `shop/idle` without attached objects.
 fn waypoints() -> Arc<Waypoints> {
     let limit = |namespace, global| RateLimit {
         key: object(namespace),

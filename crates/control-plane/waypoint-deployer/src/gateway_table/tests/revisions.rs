@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Adds the objects of the Gateway, which are equal for any revision.
+/// Adds the Gateway's existing objects, which are equal for any revision.
 fn with_objects(table: &mut GatewayTable) {
     for part in [Part::ServiceAccount, Part::Service, Part::Deployment] {
         let mut metadata = metadata(json!([applied_by(MANAGER, json!({}))]));
@@ -19,8 +19,8 @@ fn both() -> [GatewayTable; 2] {
     tables
 }
 
-/// Returns the control planes that have a plan for the Gateway: each takes its objects over
-/// unchanged.
+/// Returns the revisions whose control planes have a plan for the Gateway, after checking that each would take over its
+/// objects unchanged.
 fn owners(tables: &[GatewayTable; 2]) -> Vec<&'static str> {
     let names = ["default", "canary"].into_iter().zip(tables);
     let plans = names.filter_map(|(revision, table)| Some((revision, table.plan(&name())?)));

@@ -1,4 +1,4 @@
-//! Tests of the records that waypoints see, and of what other clients see of waypoints.
+//! Tests of the records that waypoints see, and of waypoints' records that other clients see.
 
 use ambit_model::{
     Authentication, DestinationPolicy, GatewayName, HttpPolicy, PolicyKey, RateLimit,
@@ -8,7 +8,7 @@ use ambit_model::{
 
 use super::*;
 
-/// Returns the records of a Gateway: its own, a service and a policy.
+/// Returns the change that publishes a Gateway's records: its own, a service and a policy.
 fn published(gateway: &GatewayName, service: &str) -> Delta {
     let settings = WaypointGateway {
         gateway: gateway.clone(),

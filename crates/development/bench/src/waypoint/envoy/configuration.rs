@@ -1,5 +1,5 @@
-//! Configuration of Envoy: tunnels end at one listener, an internal one processes their requests, and another opens the
-//! tunnel to the pod.
+//! Configuration of Envoy: one listener terminates tunnels, an internal listener processes their requests, and another
+//! internal listener opens the tunnel to the pod.
 #![expect(
     clippy::indexing_slicing,
     reason = "members are set in objects that are made here"
@@ -19,7 +19,7 @@ use super::{
     ADMIN, Files, ROUTES,
 };
 
-/// Istio's default format.
+/// Access log format that is Istio's default.
 const ACCESS_LOG: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%\" \
     %RESPONSE_CODE% %RESPONSE_FLAGS% %RESPONSE_CODE_DETAILS% %CONNECTION_TERMINATION_DETAILS% \
     \"%UPSTREAM_TRANSPORT_FAILURE_REASON%\" %BYTES_RECEIVED% %BYTES_SENT% %DURATION% \
@@ -47,7 +47,7 @@ impl Files {
         })
     }
 
-    /// Routes of requests, in a file that Envoy watches.
+    /// Returns Envoy's routes as a file, whose changes Envoy follows.
     pub(super) fn routes(scenario: Scenario, mark: Option<usize>) -> Value {
         let mut hosts = vec![
             json!({
@@ -179,7 +179,7 @@ impl Files {
         }))
     }
 
-    /// HTTP filter for the step, if it needs one.
+    /// Returns the HTTP filter for the step, if it needs one.
     fn filter(&self, step: Step) -> Result<Option<Value>> {
         Ok(match step {
             Step::Token(_) => Some(typed(
@@ -201,7 +201,7 @@ impl Files {
         })
     }
 
-    /// The pod's node proxy.
+    /// Returns the cluster of the HBONE port of the backend pod's node proxy.
     fn hbone(&self, backend: &str) -> Value {
         let server = json!({"exact": "spiffe://cluster.local/ns/envoy/sa/server"});
         let mut cluster = cluster("hbone", &socket(backend, 15008));
@@ -217,7 +217,7 @@ impl Files {
 }
 
 impl Scenario {
-    /// Cluster of the step's server, if it has one.
+    /// Returns the cluster of the server that the step calls, if any.
     fn callee(self, address: Option<&str>) -> Option<Value> {
         let (name, port) = match self.step? {
             Step::Trace(_) => (tracing::NAMESPACED_NAME.1, tracing::PORT),
@@ -228,7 +228,7 @@ impl Scenario {
         Some(callee_cluster(name, address?, port))
     }
 
-    /// Returns the policies that the AuthorizationPolicies define.
+    /// Returns the RBAC policies that correspond to the AuthorizationPolicies.
     fn policies(self) -> Value {
         let policies: serde_json::Map<String, Value> = (0..self.policies)
             .map(|n| {
@@ -250,7 +250,7 @@ impl Scenario {
         )
     }
 
-    /// Returns the routes that the HTTPRoutes define.
+    /// Returns the routes that correspond to the HTTPRoutes.
     fn routes(self, port: u16) -> Vec<Value> {
         let to = match self.step {
             Some(Step::Hash) => hashing::to(),
@@ -296,7 +296,7 @@ fn cluster(name: &str, address: &Value) -> Value {
     cluster_of(name, std::slice::from_ref(address))
 }
 
-/// Cluster that is called over gRPC.
+/// Returns a cluster of a server that is called over gRPC.
 fn callee_cluster(name: &str, address: &str, port: u16) -> Value {
     let mut cluster = cluster(name, &socket(address, port));
     cluster["typed_extension_protocol_options"] =
@@ -304,7 +304,7 @@ fn callee_cluster(name: &str, address: &str, port: u16) -> Value {
     cluster
 }
 
-/// One of Envoy's own listeners as an upstream.
+/// Returns a cluster whose endpoint is one of Envoy's internal listeners.
 fn internal(name: &str, listener: &str) -> Value {
     let address = json!({"envoy_internal_address": {"server_listener_name": listener}});
     let mut cluster = cluster(name, &address);
@@ -321,7 +321,7 @@ fn internal(name: &str, listener: &str) -> Value {
     cluster
 }
 
-/// Cluster that opens tunnels to a port of the pod.
+/// Returns a cluster that opens tunnels to a port of the pod.
 fn to_tunnel(backend: &str, port: u16) -> Value {
     let proxy = json!({
         "stat_prefix": "tunnel",
@@ -336,7 +336,7 @@ fn to_tunnel(backend: &str, port: u16) -> Value {
     })
 }
 
-/// A port of the pod, in the protocol that the request came in.
+/// Returns a cluster for a port of the pod, which uses the HTTP version of the downstream request.
 fn backends(port: u16) -> Value {
     let mut backends = internal(&format!("backend-{port}"), &format!("tunnel-{port}"));
     backends["typed_extension_protocol_options"] = protocol(&json!({

@@ -1,4 +1,4 @@
-//! The definitions of the Gateway API: of another release, gone, and there again.
+//! Tests of the Gateway API's CRDs: of another release, deleted, and restored.
 
 use ambit_cluster_tests::{Mesh, condition, until};
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! Waypoints that are away, killed, deleted; and a control plane that is away.
+//! Tests of waypoints that are unavailable, killed or deleted, and of an unavailable control plane.
 
 use std::time::{Duration, Instant};
 
@@ -78,7 +78,7 @@ fn a_waypoint_whose_pods_are_killed_or_deleted_serves_again_by_itself() {
     assert!(caller.is_some_and(|caller| addresses.contains(&caller)));
 }
 
-/// Scales the control plane, and waits until it is ready.
+/// Scales the control plane's Deployment, and waits until it is ready.
 fn scale_control(mesh: &Mesh, count: usize) {
     let replicas = format!("--replicas={count}");
     let object = Part::Control.object();
@@ -103,9 +103,9 @@ fn requests_go_on_while_the_control_plane_is_away() {
     load.finish().assert_flawless();
 }
 
-/// Longest time from a ready control plane to responses of what started without one.
+/// Maximum time from a ready control plane until pods that started without one respond.
 const SERVES_WITHIN: Duration = Duration::from_secs(10);
-/// Duration of the control plane's outage: longer than certificate requests could back off by minutes.
+/// Duration of the control plane's outage, in which the backoff of certificate requests could grow to minutes.
 const AWAY: Duration = Duration::from_secs(60);
 
 #[test]

@@ -1,4 +1,4 @@
-//! Which Gateways get a waypoint, what they say, and what is left when they go.
+//! Tests of which Gateways get a waypoint, of their status, and of what is left when they are deleted.
 
 use ambit_cluster_tests::{Mesh, Space, address, condition, until};
 use serde_json::{Value, json};
@@ -122,7 +122,7 @@ fn reported(condition: &str) -> Option<String> {
     Some(condition.to_owned())
 }
 
-/// A condition of a Gateway.
+/// Returns the status condition of a Gateway.
 fn of(space: &Space<'_>, gateway: &str, kind: &str) -> Option<String> {
     let get = ["get", "gateway", gateway, "--output=json", "--namespace"];
     let text = space.mesh().kubectl(&[&get[..], &[space.name()]].concat());
@@ -130,7 +130,7 @@ fn of(space: &Space<'_>, gateway: &str, kind: &str) -> Option<String> {
     condition(&gateway["status"], kind)
 }
 
-/// Waits until the server receives requests directly from the client.
+/// Waits until the server receives requests directly from the client, without a waypoint.
 fn until_direct(space: &Space<'_>, covered: &Covered<'_>) {
     let client = address(&space.pods("client")[0]);
     for url in &covered.urls {

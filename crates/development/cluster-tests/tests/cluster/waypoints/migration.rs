@@ -1,10 +1,10 @@
-//! Layer 4 policies that name callers, migrated to the waypoint that is introduced in front of their pods.
+//! Tests of layer 4 policies that name principals, while a waypoint is introduced in front of the policies' pods.
 
 use ambit_cluster_tests::{Load, Mesh, Space, Waypoint, until};
 
 use super::caller;
 
-/// A policy of the server's pod with that action for the accounts of a namespace.
+/// Returns a policy for the server's pod, with this action for the service accounts of a namespace.
 fn policy(action: &str, namespace: &str) -> String {
     format!(
         "apiVersion: security.istio.io/v1\n\
@@ -17,7 +17,7 @@ fn policy(action: &str, namespace: &str) -> String {
     )
 }
 
-/// Starts the pod `prober`, which sends requests until it is deleted and writes a line for each.
+/// Starts the pod `prober`, which sends requests until it is deleted and logs a line for each.
 fn start_prober(intruder: &Space<'_>, url: &str) {
     let script = format!(
         "while true; do
@@ -44,7 +44,7 @@ fn a_migrated_deny_policy_allows_and_refuses_the_same_callers() {
     migrate(&space, &intruder, &policy("DENY", intruder.name()));
 }
 
-/// Introduces a waypoint while pods of both namespaces send requests to a server with that policy.
+/// Introduces a waypoint while pods of both namespaces send requests to a server with this policy.
 fn migrate(space: &Space<'_>, intruder: &Space<'_>, policy: &str) {
     let mesh = space.mesh();
     space.serve_captured();

@@ -1,4 +1,4 @@
-//! What operators see of waypoints, from the command line.
+//! Tests of the command line's output about waypoints, for operators.
 
 use std::{
     io,
@@ -68,7 +68,7 @@ spec:
     );
 }
 
-/// A kubeconfig with the rights of a namespace's default account, which has none of its own.
+/// Returns a kubeconfig with the permissions of a namespace's default service account, to which no role is bound.
 fn of_account(mesh: &Mesh, namespace: &str) -> tempfile::NamedTempFile {
     let view = [
         "config",
@@ -134,7 +134,7 @@ fn flows_are_shown_live_to_users_with_the_right() {
     assert!(explained.contains("REACHES the application"), "{explained}");
 }
 
-/// `ambit flows` of a user.
+/// Running `ambit flows` of a user.
 struct Reading(JoinHandle<io::Result<Output>>);
 
 impl Reading {
@@ -157,7 +157,7 @@ impl Reading {
     }
 }
 
-/// Checks what a reader of the namespace `mine` gets of traffic within it, from and to `theirs`.
+/// Checks which flow events a reader of the namespace `mine` gets: of traffic within it, from `theirs` and to `theirs`.
 #[track_caller]
 fn assert_confined(text: &str, mine: &str, theirs: &str) {
     let events: Vec<Value> = text

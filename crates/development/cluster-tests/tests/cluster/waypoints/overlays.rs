@@ -1,4 +1,5 @@
-//! Overlays of a waypoint in a ConfigMap of its Gateway's `parametersRef`, with the cluster's own controllers.
+//! Tests of a waypoint's overlays, in the ConfigMap of its Gateway's `parametersRef`, with the cluster's own
+//! controllers.
 
 use ambit_cluster_tests::{Mesh, Waypoint, until};
 use serde_json::json;
@@ -67,7 +68,7 @@ fn an_autoscaler_of_the_parameters_decides_how_many_pods_a_waypoint_has() {
     assert!(!scaled.contains("from 1"), "{scaled}");
 }
 
-/// Events about the number of a waypoint's pods.
+/// Returns the events about the number of a waypoint's pods.
 fn scalings(waypoint: &Waypoint<'_>) -> String {
     waypoint.kubectl(&[
         "get",

@@ -1,4 +1,4 @@
-//! What passes a waypoint, what it refuses, and where its routes lead.
+//! Tests of requests that a waypoint forwards, rejects, and routes.
 
 use ambit_cluster_tests::{Mesh, until};
 
@@ -60,7 +60,7 @@ spec:
     assert_eq!(covered.seen("/admin/later"), [""; 0]);
 }
 
-/// The example of the description of ambient mode.
+/// Tests the example of Ambit's description: a route forwards requests to another service.
 #[test]
 fn route_forwards_requests_to_another_service() {
     let mesh = Mesh::shared();

@@ -1,4 +1,4 @@
-//! Waypoints whose pods are replaced while they are used.
+//! Tests of waypoints whose pods are replaced while they serve.
 
 use ambit_cluster_tests::{Load, Mesh, Waypoint, until};
 use k8s_openapi::api::core::v1::Pod;
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::Covered;
 
-/// Duration of a response that is streamed line by line.
+/// Duration in seconds of a response that is streamed line by line.
 const STREAM_SECONDS: usize = 20;
 
 #[test]
@@ -49,7 +49,7 @@ fn restart(waypoint: &Waypoint<'_>) {
     waypoint.kubectl(&["rollout", "restart", "deployment/waypoint"]);
 }
 
-/// Changes the waypoint in a setting that its pods get, too.
+/// Changes a setting of the waypoint that is part of its pod template.
 fn change(waypoint: &Waypoint<'_>) {
     let infrastructure = json!({"annotations": {"example.com/note": "changed"}});
     waypoint.patch(&json!({"spec": {"infrastructure": infrastructure}}));

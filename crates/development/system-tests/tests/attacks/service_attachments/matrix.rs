@@ -1,5 +1,5 @@
-//! One cell of the matrix: the effect of each attachable kind on one caller's requests on one path,
-//! by one protocol.
+//! One cell of the matrix: the effect of each attachable kind on one caller's requests on one path, over one HTTP
+//! version.
 
 use std::{
     net::{SocketAddr, TcpStream},
@@ -12,7 +12,7 @@ use tokio::runtime::Runtime;
 
 use super::{APP, CHECKED, OtherNetwork, Scene, place};
 
-/// Pods of the nodes' own networks, which replace kube-proxy's node ports.
+/// Pods in the nodes' host networks, which replace kube-proxy's node ports.
 pub(super) const ON_NODES: &str = "
 ---
 apiVersion: v1
@@ -26,7 +26,7 @@ metadata: {name: on-node-2, namespace: legacy}
 spec: {nodeName: node-2, hostNetwork: true, containers: [{name: main, image: none, command: [$LAB_TOOL, sleep]}]}
 ";
 
-/// Route of the clients in `tenant`, one of whose paths changes requests.
+/// Route of the clients in `tenant`, which changes requests for one of its paths.
 const CLIENT_ROUTE: &str = "
 apiVersion: gateway.networking.k8s.io/v1
 kind: HTTPRoute
@@ -58,9 +58,9 @@ impl Protocol {
     const ALL: [Self; 2] = [Self::Http1, Self::Http2];
 }
 
-/// Caller in some network position.
+/// Caller at a network position.
 pub(super) trait Dial: std::fmt::Debug {
-    /// Opens a connection.
+    /// Opens a connection to an address or service.
     fn dial(&self, scene: &Scene, to: SocketAddr) -> std::io::Result<TcpStream>;
 }
 
@@ -73,7 +73,7 @@ impl Dial for LabNetns {
 
 type Headers<'a> = &'a [(&'static str, &'a str)];
 
-/// Returns the response to a request of `app.shop`, as text.
+/// Sends a request to `app.shop`, and returns the response as text.
 fn ask(
     scene: &Scene,
     protocol: Protocol,
@@ -133,7 +133,8 @@ async fn ask_http2(
     Ok(text)
 }
 
-/// Returns whether a client of the application speaks HTTP/2: all requests here are a GET.
+/// Returns whether the client of a connection to the application speaks HTTP/2, by its first byte: all HTTP/1.1
+/// requests here are a GET.
 pub(super) fn is_http2(stream: &TcpStream) -> std::io::Result<bool> {
     let mut first = [0];
     stream.peek(&mut first)?;
@@ -167,8 +168,8 @@ fn runtime() -> Runtime {
     builder.enable_all().build().unwrap()
 }
 
-/// Checks the effect of each attachable kind on one caller's requests on one path, by both
-/// protocols. `asked` is the address with the CUSTOM policy, if the path has it.
+/// Checks the effect of each attachable kind on one caller's requests on one path, over both HTTP versions. `asked` is
+/// the address with the CUSTOM policy, if the path has one.
 pub(super) fn cell(
     scene: &Scene,
     name: &str,
@@ -207,7 +208,7 @@ fn nodes() -> [LabNetns; 2] {
     ["node-1", "node-2"].map(|node| LabNetns::Node(node.to_owned()))
 }
 
-/// Tests all cells in which only the Service's owner has written objects.
+/// Tests all cells of the matrix in which only the Service's owner has written objects.
 pub(super) fn cells(scene: &Scene, app: SocketAddr, alias: SocketAddr) {
     let captured = ["shop/client", "shop/near", "tenant/near"].map(place);
     let uncaptured = ["legacy/client", "legacy/near"].map(place);
@@ -254,7 +255,7 @@ fn headless(scene: &Scene, from: &LabNetns) {
     }
 }
 
-/// Checks requests to a port of either node, as kube-proxy passes them on: under the node's address.
+/// Checks requests to a port of either node, which kube-proxy forwards with the node's source address.
 fn node_ports(scene: &Scene, callers: &[LabNetns]) {
     let ip = scene.mesh.ip("shop/server");
     for node in ["node-1", "node-2"] {
@@ -291,7 +292,7 @@ END"
     }
 }
 
-/// Checks that a client's own route has no effect on others.
+/// Checks that a client's own route has no effect on the objects that apply, nor on other clients.
 pub(super) fn client_route(scene: &Scene, app: SocketAddr, other_network: &OtherNetwork<'_>) {
     scene.mesh.apply("client-route", CLIENT_ROUTE);
     let tenant = place("tenant/near");

@@ -1,5 +1,4 @@
-//! Callers of another network: HBONE clients with their own identities, through an east-west
-//! gateway.
+//! Callers in another network: HBONE clients with their own identities, through an east-west gateway.
 
 use std::net::{SocketAddr, TcpStream};
 
@@ -42,7 +41,7 @@ spec:
   volumes: [{name: token, projected: {sources: [{serviceAccountToken: {audience: istio-ca, path: token}}]}}]
 ";
 
-/// Client of the other network, whose addresses are those of its tunnels.
+/// Client in the other network, whose addresses are local ends of its tunnels.
 #[derive(Debug)]
 struct Remote<'a>(Peer<'a>);
 
@@ -68,7 +67,7 @@ impl<'a> OtherNetwork<'a> {
         }
     }
 
-    /// Opens client tunnels to the target that an authority names at a waypoint of `shop`.
+    /// Opens client tunnels to the target `authority` at a waypoint of `shop`.
     fn tunnels(
         &self,
         scene: &Scene,
@@ -82,7 +81,7 @@ impl<'a> OtherNetwork<'a> {
         through_gateway((&client.0, &self.gateway), server, authority).unwrap()
     }
 
-    /// Tests all cells in which only the Service's owner has written objects.
+    /// Tests all cells of the matrix in which only the Service's owner has written objects.
     pub(super) fn cells(&self, scene: &Scene) {
         let pod = |port| scene.pod(port).to_string();
         for client in [&self.client, &self.tenant] {
@@ -106,7 +105,7 @@ impl<'a> OtherNetwork<'a> {
         cell(scene, "alias", &self.client, at(80), Some(at(81)));
     }
 
-    /// Tests the route of the client's own namespace.
+    /// Tests calls to which a route of the client's own namespace applies.
     pub(super) fn by_its_own_route(&self, scene: &Scene) {
         let authority = "app.shop.svc.cluster.local:80";
         let app = self.tunnels(scene, &self.tenant, "waypoint", authority);
@@ -117,7 +116,7 @@ impl<'a> OtherNetwork<'a> {
         assert!(changed.contains(" 403 "), "{changed}");
     }
 
-    /// Tests a Service with another waypoint.
+    /// Tests calls to a Service that has another waypoint.
     pub(super) fn by_another_waypoint(&self, scene: &Scene) {
         let authority = "far.shop.svc.cluster.local:80";
         let far = self.tunnels(scene, &self.client, "xtra", authority);

@@ -1,9 +1,9 @@
-//! Tests of providers that respond, hang, fail and disappear; inside and outside of the mesh,
-//! reconfigured while the mesh runs, and unknown.
+//! Tests of ext_authz providers that respond, hang, fail and disappear; inside and outside of the mesh, reconfigured
+//! while the mesh runs, and unknown.
 
 use super::*;
 
-/// Objects in the mesh that only the waypoint may call; recorded requests are public.
+/// Provider in the mesh that only the waypoint may call, except for its port with the received checks.
 const GUARDED: &str = "
 ---
 apiVersion: v1
@@ -19,7 +19,8 @@ spec:
   - to: [{operation: {ports: ['9002']}}]
 ";
 
-/// Returns a provider called `decides` of a kind, in a namespace, with further settings.
+/// Returns an extension provider `decides` of this kind in MeshConfig, whose server is in a namespace, with additional
+/// settings.
 fn decides(kind: &str, namespace: &str, port: u16, more: &Value) -> Value {
     let mut settings = json!({
         "service": format!("authz.{namespace}.svc.cluster.local"), "port": port, "timeout": "1s",

@@ -1,5 +1,5 @@
-//! Compares checks of a provider and the effect of its responses with Envoy: `vectors/ext-authz`
-//! has the checks of Envoy's filter at the same program for the same requests, and the effect of
+//! Compares the checks that Ambit sends to an ext_authz provider, and the effect of its responses, with Envoy's:
+//! `vectors/ext-authz` has the checks of Envoy's filter to the same program for the same requests, and the effect of
 //! the same responses. All differences are listed here with the reason.
 
 use std::{collections::BTreeMap, net::SocketAddr};
@@ -9,7 +9,7 @@ use super::*;
 const CASES: &str = include_str!("../../../../../../vectors/ext-authz/cases.json");
 const ENVOY: &str = include_str!("../../../../../../vectors/ext-authz/envoy.json");
 
-/// Members that differ between runs, of which only the presence is compared.
+/// Fields of a check that differ between runs, of which only the presence is compared.
 const VARYING: [&str; 9] = [
     "asked[0].grpc.attributes.*.address.socketAddress.address",
     "asked[0].grpc.attributes.*.address.socketAddress.portValue",
@@ -21,17 +21,17 @@ const VARYING: [&str; 9] = [
     "answered.headers.date",
     "answered.headers.x-envoy-upstream-service-time",
 ];
-/// Placeholder for varying values.
+/// Placeholder that replaces varying values.
 const SOMETHING: &str = "something";
 const NOTHING: &str = "nothing";
 
-/// Intended difference, in which `*` matches anything.
+/// Intended difference from Envoy, in whose texts `*` matches anything.
 struct IntendedDifference {
     case: &'static str,
     at: &'static str,
     envoy: &'static str,
     ours: &'static str,
-    /// Explanation for readers.
+    /// Reason of the difference, for readers.
     #[expect(dead_code, reason = "it is for people")]
     why: &'static str,
 }
@@ -314,7 +314,7 @@ fn is_like(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// Flattens a value: each leaf by its path.
+/// Adds each leaf of a JSON value by its dotted path.
 fn flat(at: &str, value: &Value, into: &mut BTreeMap<String, String>) {
     match value {
         Value::Object(members) => {
@@ -369,7 +369,7 @@ fn compare(case: &str, envoy: &Value, ours: &Value) -> Vec<Difference> {
         .collect()
 }
 
-/// Returns a request, with the header that selects the provider's response.
+/// Returns the request of a recorded case, with the header that selects the provider's response.
 fn request(case: &Value) -> Value {
     let mut request = case["request"].clone();
     if let (Some(configured), Some(headers)) =

@@ -1,17 +1,15 @@
-//! Tests that alerts fire on the intended series, during their whole waiting time, and on no
-//! others.
+//! Tests that alerts fire on the intended series, during the whole of their `for` duration, and on no others.
 
 use std::collections::BTreeSet;
 
 use super::{prometheus, prometheus::Input, rules};
 
-/// Seconds between samples.
+/// Interval between samples, in seconds.
 const INTERVAL: u64 = 60;
-/// Evaluation time in seconds after the first sample, longer than the waiting time of any alert.
+/// Evaluation time in seconds after the first sample, later than the `for` duration of any alert.
 const NOW: f64 = 24_000.0;
 
-/// Series on which an alert fires, and series on which it does not, in the notation of Prometheus'
-/// rule tests.
+/// Series on which an alert fires, and series on which it does not, in the notation of Prometheus' rule tests.
 struct Case {
     alert: &'static str,
     fires: &'static [&'static str],
@@ -205,7 +203,7 @@ const CASES: &[Case] = &[
     },
 ];
 
-/// Evaluates an expression once a minute over the time that its alert waits, and counts the results.
+/// Evaluates an expression once a minute during its alert's `for` duration, and counts the results.
 fn results(series: &[&str], expr: &str, seconds: f64) -> f64 {
     let range = seconds.max(60.0);
     let queries = vec![format!("count_over_time(count({expr})[{range}s:60s])")];

@@ -1,5 +1,5 @@
-//! Prometheus' own engine, as a program (`build/prometheus`), and its input: scrapes of the
-//! programs of a mesh with the labels that Kubernetes discovery adds to their pods.
+//! Prometheus' own query engine as a program (`build/prometheus`), and its input: scrapes of the programs of a mesh,
+//! with the labels that Kubernetes discovery adds to their pods.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 const ACCEPT: &str =
     "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
 
-/// Samples, and the queries to evaluate over them.
+/// Scrapes and queries to evaluate over them.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Input {
@@ -28,7 +28,7 @@ pub(super) struct Input {
     pub time: f64,
 }
 
-/// Response of a target to a scrape.
+/// Response of a target to a scrape, with the target's labels.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Scrape {
@@ -49,21 +49,21 @@ pub(super) struct Output {
 pub(super) struct Alert {
     pub name: String,
     pub expr: String,
-    /// Seconds that the expression must have a result before the alert fires.
+    /// Time in seconds for which the expression must have a result before the alert fires.
     pub r#for: f64,
     pub labels: BTreeMap<String, String>,
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Result of a query.
+/// Result of a query over the scrapes.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct QueryResult {
     #[serde(default)]
     pub error: String,
     pub samples: Vec<Sample>,
-    /// Selectors of the query that no series matches.
+    /// Selectors of the query that match no series.
     pub missing: Vec<String>,
-    /// Selectors without any series of the name and labels.
+    /// Selectors whose metric name and labels no series has.
     pub unknown: Vec<String>,
 }
 
@@ -74,14 +74,13 @@ pub(super) struct Sample {
 }
 
 impl QueryResult {
-    /// Returns whether there is a value to show: at least one number, which is not the quotient of
-    /// two zeros.
+    /// Returns whether the result has a number to show, which is not the quotient of two zeros.
     pub(super) fn has_data(&self) -> bool {
         self.error.is_empty() && self.samples.iter().any(|sample| sample.value != "NaN")
     }
 }
 
-/// Runs the engine.
+/// Runs Prometheus' engine on the input.
 pub(super) fn query(input: &Input) -> Output {
     let mut engine = Command::new(binary("prometheus-queries"))
         .stdin(Stdio::piped())
@@ -97,7 +96,7 @@ pub(super) fn query(input: &Input) -> Output {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Scrapes every program of the mesh, on nodes 1 and 2 and with the waypoint `shop/waypoint`.
+/// Scrapes every program of the mesh, on nodes 1 and 2 and in the waypoint `shop/waypoint`.
 pub(super) fn scrape(mesh: &Mesh) -> Vec<Scrape> {
     let system = |pod: &str, app: &str| labels("istio-system", pod, app);
     let waypoint = mesh.pod("shop/waypoint").name;

@@ -1,4 +1,4 @@
-//! A mesh with a waypoint, and traffic of every kind that dashboards show.
+//! Mesh with a waypoint, and traffic of every kind that the dashboards show.
 
 use std::{
     io::Write as _,
@@ -13,7 +13,7 @@ use ambit_system_tests::{
 use crate::protocols::{call_grpc, serve_grpc_on};
 
 /// Objects besides the waypoint's namespace: a namespace without a waypoint, whose node proxies enforce a policy;
-/// Services of the server for each feature of waypoints; a provider of CUSTOM policies, and a collector.
+/// Services of the server for each feature of waypoints; an ext_authz provider for CUSTOM policies, and a collector.
 const MANIFESTS: &str = "
 ---
 apiVersion: v1
@@ -165,7 +165,7 @@ spec:
     )
 }
 
-/// Mesh with its applications.
+/// Mesh with its applications, whose programs are scraped.
 pub(super) struct Scene {
     pub mesh: Mesh,
     grpc: SocketAddr,
@@ -232,7 +232,7 @@ impl Scene {
         scene
     }
 
-    /// Sends a request, and returns the response status.
+    /// Sends a request to a service, and returns the response status.
     fn ask(&self, service: &str, path: &str) -> String {
         let request = format!("GET {path} HTTP/1.1\r\nHost: {service}\r\n\r\n");
         let service = self.mesh.service(&format!("{service}.shop.svc"), 80);
@@ -244,7 +244,7 @@ impl Scene {
         answer.split(' ').nth(1).unwrap_or_default().to_owned()
     }
 
-    /// Produces traffic of every kind.
+    /// Sends traffic of every kind that the dashboards show.
     pub(super) fn traffic(&self) {
         // A change for the control plane.
         let round = self.rounds.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Tests with servers that respond correctly and incorrectly.
+//! Tests of fetching from servers that respond correctly and incorrectly.
 
 use std::{
     net::{IpAddr, SocketAddr},

@@ -54,7 +54,7 @@ pub enum KeySetError {
     /// The text contains no list of keys.
     #[error("the key set has no list \"keys\"")]
     NoKeys,
-    /// The set contains this number of keys, which exceeds [`MAX_KEYS`].
+    /// The set contains this number of keys, which exceeds `MAX_KEYS`.
     #[error("the key set has {0} keys; at most {MAX_KEYS}")]
     TooMany(usize),
 }

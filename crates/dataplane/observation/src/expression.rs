@@ -91,13 +91,13 @@ static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()
 /// Reason why a CEL expression cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
-    /// The expression is longer than [`MAX_EXPRESSION_BYTES`].
+    /// The expression is longer than `MAX_EXPRESSION_BYTES`.
     #[error("is longer than {MAX_EXPRESSION_BYTES} bytes")]
     TooLong,
     /// The text is not a CEL expression.
     #[error("is no CEL expression: {0}")]
     Syntax(String),
-    /// The expression is nested more deeply than [`MAX_DEPTH`].
+    /// The expression is nested more deeply than `MAX_DEPTH`.
     #[error("is nested more than {MAX_DEPTH} levels deep")]
     TooDeep,
     /// The expression contains a comprehension, which could loop.

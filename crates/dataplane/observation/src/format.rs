@@ -46,10 +46,10 @@ const MAX_DEPTH: usize = 8;
 /// Reason why an access-log format cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// The format is longer than [`MAX_FORMAT_BYTES`].
+    /// The format is longer than `MAX_FORMAT_BYTES`.
     #[error("is longer than {MAX_FORMAT_BYTES} bytes")]
     TooLong,
-    /// The JSON format is nested more deeply than [`MAX_DEPTH`].
+    /// The JSON format is nested more deeply than `MAX_DEPTH`.
     #[error("has objects that are more than {MAX_DEPTH} levels deep")]
     TooDeep,
     /// The operator at this offset has no closing `%`.

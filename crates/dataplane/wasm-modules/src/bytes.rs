@@ -20,7 +20,7 @@ pub enum FileError {
         #[source]
         error: io::Error,
     },
-    /// The file exceeds [`MAX_MODULE_BYTES`].
+    /// The file exceeds `MAX_MODULE_BYTES`.
     #[error("the module has more than {MAX_MODULE_BYTES} bytes")]
     TooLarge,
 }

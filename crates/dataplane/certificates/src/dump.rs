@@ -23,7 +23,7 @@ pub struct CertificateDump {
     pub root_certs: Vec<CertificateEntry>,
 }
 
-/// One certificate in `/config_dump`.
+/// Certificate of a chain in `/config_dump`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CertificateEntry {

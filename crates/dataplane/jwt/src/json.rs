@@ -17,11 +17,11 @@ pub(crate) enum Json {
     Bool(bool),
     /// Number in its original spelling.
     Number(serde_json::Number),
-    /// JSON string.
+    /// String value of JSON.
     Text(String),
-    /// JSON array.
+    /// Array of JSON values.
     List(Vec<Self>),
-    /// JSON object.
+    /// Object of names and JSON values.
     Object(BTreeMap<String, Self>),
 }
 

@@ -32,7 +32,7 @@ pub struct DumpExtras {
     pub static_config: Value,
 }
 
-/// Serializes `/config_dump`.
+/// Serializes the response of `/config_dump`.
 pub fn config_dump(state: &SharedState, extras: &DumpExtras) -> Result<Vec<u8>, serde_json::Error> {
     serde_json::to_vec_pretty(&Dump { state, extras })
 }

@@ -243,7 +243,7 @@ impl Grace {
     }
 }
 
-/// One check of all connections. The grace period is reset at its end, unless a connection was spared.
+/// Check of all connections of the pod. The grace period is reset at its end, unless a connection was spared.
 #[derive(Debug)]
 pub struct Look<'a> {
     grace: &'a mut Grace,

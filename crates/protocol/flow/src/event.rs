@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// One line in a stream of flow events.
+/// Line in a stream of flow events.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase")]
 pub enum StreamItem {

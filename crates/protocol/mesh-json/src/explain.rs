@@ -108,7 +108,7 @@ pub struct Explanation {
     pub end: End,
 }
 
-/// One decision about a connection or request.
+/// Decision about a connection or request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Step {

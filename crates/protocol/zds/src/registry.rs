@@ -414,8 +414,8 @@ impl<N: Clone + PartialEq> Registry<N> {
         }
     }
 
-    /// Ends the wait for one connection's acknowledgement of the deletion of `uid`; of all deletions if `None`, since none
-    /// will arrive.
+    /// Ends the wait for one connection's acknowledgement of the deletion of `uid`; of all deletions if `None`, since
+    /// none will arrive.
     fn delete(
         &mut self,
         connection: ConnectionId,

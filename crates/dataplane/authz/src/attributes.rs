@@ -1,12 +1,12 @@
-//! Attributes of connections that policies of layer 4 and of layer 7 compare.
+//! Attributes of connections that layer 4 and layer 7 policies compare.
 
 use std::net::{IpAddr, SocketAddr};
 
 use ambit_model::{Identity, ServiceAccountMatch, StringMatch, canonical_ip, canonical_socket};
 use ipnet::IpNet;
 
-/// Source and destination of a connection, in the form that policies compare. A connection without an identity has no
-/// attribute of one, and no value matches a missing attribute.
+/// Source and destination of a connection, in the form that policies compare. Without a source identity, no value of
+/// an identity's attributes matches.
 #[derive(Clone, Copy, Debug)]
 pub struct Attributes<'a> {
     source: Option<&'a Identity>,
@@ -15,8 +15,8 @@ pub struct Attributes<'a> {
 }
 
 impl<'a> Attributes<'a> {
-    /// Attributes of a connection from a caller, with its verified identity if it has one. IPv4-mapped addresses become
-    /// IPv4 addresses.
+    /// Creates the attributes of a connection from a source with its verified identity, if it has one. IPv4-mapped
+    /// addresses become IPv4 addresses.
     pub fn new(source: Option<&'a Identity>, source_ip: IpAddr, destination: SocketAddr) -> Self {
         Self {
             source,
@@ -25,12 +25,12 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    /// Replaces the called address.
+    /// Replaces the destination address.
     pub fn set_destination(&mut self, destination: SocketAddr) {
         self.destination = canonical_socket(destination);
     }
 
-    /// Whether the principal of the identity, `td/ns/NAMESPACE/sa/ACCOUNT`, matches.
+    /// Whether the source's principal, `td/ns/NAMESPACE/sa/ACCOUNT`, matches.
     pub fn has_principal(&self, pattern: &StringMatch) -> bool {
         self.source.is_some_and(|id| {
             let (trust_domain, account) = (&id.trust_domain, &id.service_account);
@@ -38,41 +38,41 @@ impl<'a> Attributes<'a> {
         })
     }
 
-    /// Whether the namespace of the identity matches.
+    /// Whether the namespace of the source's identity matches.
     pub fn has_namespace(&self, pattern: &StringMatch) -> bool {
         self.source.is_some_and(|id| pattern.matches(&id.namespace))
     }
 
-    /// Whether the identity is of a service account, in any trust domain.
+    /// Whether the source's identity is of a service account, in any trust domain.
     pub fn has_account(&self, account: &ServiceAccountMatch) -> bool {
         self.source.is_some_and(|id| {
             account.namespace == id.namespace && account.service_account == id.service_account
         })
     }
 
-    /// Whether `NAMESPACE/ACCOUNT` of the identity matches.
+    /// Whether `NAMESPACE/ACCOUNT` of the source's identity matches.
     pub fn has_account_text(&self, pattern: &StringMatch) -> bool {
         self.source
             .is_some_and(|id| pattern.matches_pieces([&id.namespace, "/", &id.service_account]))
     }
 
-    /// Whether the trust domain of the identity matches.
+    /// Whether the trust domain of the source's identity matches.
     pub fn has_trust_domain(&self, pattern: &StringMatch) -> bool {
         self.source
             .is_some_and(|id| pattern.matches(&id.trust_domain))
     }
 
-    /// Whether the caller's address is in a range.
+    /// Whether the source address is in a range.
     pub fn is_from(&self, range: &IpNet) -> bool {
         range.contains(&self.source_ip)
     }
 
-    /// Whether the called address is in a range.
+    /// Whether the destination address is in a range.
     pub fn is_to(&self, range: &IpNet) -> bool {
         range.contains(&self.destination.ip())
     }
 
-    /// Whether the called port is this one.
+    /// Whether the destination port is `port`.
     pub fn is_to_port(&self, port: u16) -> bool {
         self.destination.port() == port
     }

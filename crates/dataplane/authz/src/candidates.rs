@@ -1,8 +1,8 @@
-//! An index that finds the few rules that can match among very many.
+//! Index that finds the few policy rules that can match a connection among very many.
 //!
-//! Most rules require one of a few exact values: a principal, a namespace, a service account, a port.
-//! Such a rule is indexed by these values and evaluated only for connections that have one of them; all
-//! others are always evaluated. The index never decides: every candidate is matched in full.
+//! Most rules require one of a few exact values: a principal, a namespace, a service account, a port. Such a rule is
+//! indexed by these values and evaluated only for connections that have one of them; all others are always evaluated.
+//! The index never decides: every candidate is matched in full.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -15,14 +15,14 @@ use crate::{connection::Peer, matching::rule_matches};
 
 type RuleId = u32;
 
-/// Rules of several policies of one kind.
+/// Index of the rules of several policies with the same action.
 #[derive(Debug, Default)]
 pub(crate) struct RuleIndex {
     rules: Vec<Option<IndexedRule>>,
     free: Vec<RuleId>,
     by_principal: HashMap<ArcStr, Vec<RuleId>>,
     by_namespace: HashMap<ArcStr, Vec<RuleId>>,
-    /// Rules by name of the service account; matching compares its namespace.
+    /// Rules by name of the required service account; matching also compares its namespace.
     by_account: HashMap<ArcStr, Vec<RuleId>>,
     by_port: HashMap<u16, Vec<RuleId>>,
     always: Vec<RuleId>,
@@ -42,7 +42,7 @@ impl IndexedRule {
     }
 }
 
-/// Values by which a rule is indexed.
+/// Values by which one rule is indexed.
 enum IndexKeys {
     Principals(Vec<ArcStr>),
     Accounts(Vec<ArcStr>),
@@ -114,7 +114,7 @@ impl RuleIndex {
         }
     }
 
-    /// The matching policy with the first name in order.
+    /// Returns the policy that matches the connection; if several match, the first by name.
     pub(crate) fn first_match(&self, peer: &Peer<'_>) -> Option<PolicyKey> {
         if self.is_empty() {
             return None;
@@ -169,7 +169,7 @@ fn each<K: std::hash::Hash + Eq>(
     }
 }
 
-/// The most selective index key that one clause of the rule allows.
+/// Returns the most selective index keys that one clause of the rule allows.
 fn index_keys(rule: &Rule) -> IndexKeys {
     let never = |clause: &Clause| !clause.is_empty() && clause.iter().all(Match::is_empty);
     if rule.iter().any(never) {

@@ -1,4 +1,4 @@
-//! The connection to authorize: as callers describe it, and in the form that policies compare.
+//! Connection to authorize: as callers describe it, and in the form that policies compare.
 
 use std::{
     cell::OnceCell,
@@ -9,18 +9,18 @@ use ambit_model::Identity;
 
 use crate::attributes::Attributes;
 
-/// The connection to authorize.
+/// Connection that policies allow or deny.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// The verified identity of the peer; `None` for plaintext.
+    /// Identity of the source, verified by mTLS; `None` for plaintext.
     pub source: Option<Identity>,
-    /// The client's address.
+    /// Address of the client.
     pub source_ip: IpAddr,
-    /// The application's address, after any port mapping.
+    /// Address of the application, after any port mapping.
     pub destination: SocketAddr,
 }
 
-/// The connection in the form policies compare: the principal's text is made at most once.
+/// Connection in the form that policies compare: the principal's text is built at most once.
 pub(crate) struct Peer<'a> {
     pub(crate) connection: &'a Connection,
     pub(crate) attributes: Attributes<'a>,

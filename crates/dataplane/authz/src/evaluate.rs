@@ -1,7 +1,7 @@
-//! The decision for one connection.
+//! Decides whether a connection is allowed.
 //!
-//! Deny first, then allow; without any enforced ALLOW policy everything not denied is allowed.
-//! Dry-run policies decide nothing; their effect is only reported.
+//! Deny first, then allow; without any enforced ALLOW policy everything not denied is allowed. Dry-run policies
+//! decide nothing; their effect is only reported.
 
 use std::fmt;
 
@@ -12,9 +12,9 @@ use crate::{
     set::{Bucket, MissingPolicies, PolicySet},
 };
 
-/// Name of the policy that refuses all plaintext.
+/// Name of the policy into which istiod converts a PeerAuthentication in STRICT mode: it denies all plaintext.
 const STATIC_STRICT: &str = "istio_converted_static_strict";
-/// Name prefix of policies that are converted from a PeerAuthentication.
+/// Name prefix of the policies into which istiod converts a PeerAuthentication.
 const CONVERTED_PEER_AUTHENTICATION: &str = "converted_peer_authentication_";
 
 /// Authorization decision for a connection.
@@ -24,13 +24,13 @@ pub struct Decision {
     pub allowed: bool,
     /// Policy that decided; `None` if no policy applies, or no ALLOW policy matches.
     pub decided_by: Option<PolicyKey>,
-    /// Reason for the decision.
+    /// Reason of the decision.
     pub why: Why,
-    /// The dry-run policies that matched.
+    /// Dry-run policies that matched the connection.
     pub dry_run: Vec<DryRun>,
 }
 
-/// Reason for an authorization decision.
+/// Reason of an authorization decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Why {
     /// No policy applies to the destination.
@@ -43,9 +43,9 @@ pub enum Why {
     Denied,
     /// No ALLOW policy matches, although some apply.
     NoneAllowed,
-    /// A fail-closed substitute policy applies: why the original is not understood in full.
+    /// A fail-closed substitute policy denies; the text is why the original is not understood in full.
     NotUnderstood(ArcStr),
-    /// The destination names an unknown policy, and no known policy denies.
+    /// The destination's record names an unknown policy, and no known policy denies.
     MissingPolicy(ArcStr),
 }
 
@@ -54,7 +54,7 @@ pub enum Why {
 pub struct DryRun {
     /// Key of the policy.
     pub policy: PolicyKey,
-    /// Action that the policy would have had.
+    /// Action that the policy would have if enforced.
     pub action: Action,
 }
 
@@ -69,7 +69,7 @@ impl Decision {
     }
 }
 
-/// The text in logs, with the wording of Istio's node proxy.
+/// Formats the decision for logs, with the wording of Istio's ztunnel.
 impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.why, &self.decided_by) {
@@ -151,8 +151,8 @@ impl PolicySet {
         decision
     }
 
-    /// Decides by PeerAuthentication alone: by those policies into which it is converted, all of them DENY
-    /// policies that the destination names.
+    /// Decides by PeerAuthentication alone: by the DENY policies that it is converted to and that the destination
+    /// names.
     pub fn evaluate_peer_authentication(
         &self,
         destination: &Workload,
@@ -175,8 +175,7 @@ impl PolicySet {
         }
     }
 
-    /// Returns the policies with these names, and the first unknown name if unknown policies are
-    /// refused.
+    /// Returns the policies with these names, and the first unknown name if unknown policies deny connections.
     fn named<'a>(
         &self,
         names: impl IntoIterator<Item = &'a ArcStr>,
@@ -212,14 +211,14 @@ fn matches(policy: &Authorization, peer: &Peer<'_>) -> bool {
     rules.any(|rule| crate::matching::rule_matches(rule, peer))
 }
 
-/// Whether a record (`namespace/name`) is a converted PeerAuthentication: no object of Kubernetes can have
-/// such a name.
+/// Whether a policy of this name (`namespace/name`) is converted from a PeerAuthentication: no Kubernetes object can
+/// have such a name.
 pub(crate) fn is_peer_authentication(record: &str) -> bool {
     let name = record.split_once('/').map_or(record, |(_, name)| name);
     name == STATIC_STRICT || name.starts_with(CONVERTED_PEER_AUTHENTICATION)
 }
 
-/// Decides a connection that no policy denies.
+/// Decides a connection that no policy denies, by the ALLOW policies.
 fn decide(
     matching: &dyn Fn(Action, bool) -> Option<PolicyKey>,
     has_allow: impl FnOnce() -> bool,

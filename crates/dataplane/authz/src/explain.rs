@@ -1,4 +1,4 @@
-//! Explains a decision to operators: the outcome of every policy that applies to a connection.
+//! Explains a decision to operators: evaluates every policy that applies to a connection.
 
 use ambit_model::{Action, ArcStr, Authorization, PolicyKey, Scope, Workload};
 
@@ -9,22 +9,22 @@ use crate::{
 /// A decision with the evaluation of each policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// The decision itself.
+    /// Decision about the connection.
     pub decision: Decision,
     /// Every policy that applies to the destination, denying ones first, then by name.
     pub policies: Vec<PolicyEvaluation>,
-    /// Policies that the destination names but that are unknown.
+    /// Names of policies that the destination's record names but that are unknown.
     pub missing: Vec<ArcStr>,
 }
 
-/// The outcome of one policy.
+/// Evaluation of one policy for a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyEvaluation {
     /// Key of the policy.
     pub policy: PolicyKey,
     /// Scope by which the policy applies to the workload.
     pub scope: Scope,
-    /// The effect of a match.
+    /// Action of the policy if it matches.
     pub action: Action,
     /// Whether the policy is a dry run.
     pub dry_run: bool,
@@ -32,27 +32,27 @@ pub struct PolicyEvaluation {
     pub outcome: Outcome,
 }
 
-/// Outcome of one policy, of [`PolicyEvaluation`].
+/// Whether a policy matches a connection, for [`PolicyEvaluation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The rule with this index, counted from 0, matches.
+    /// A rule of the policy matches.
     Matches {
-        /// Number of the rule.
+        /// Index of the first rule that matches, counted from 0.
         rule: usize,
     },
-    /// No rule matches.
+    /// No rule of the policy matches.
     NoMatch,
 }
 
 impl PolicySet {
-    /// Decides a connection and reports the outcome of every policy that applies. Slower than
-    /// [`Self::evaluate`]: it evaluates all policies.
+    /// Decides a connection and returns the evaluation of every policy that applies. Slower than [`Self::evaluate`],
+    /// which stops at the first policy that decides.
     pub fn explain(&self, destination: &Workload, connection: &Connection) -> Explanation {
         let decision = self.evaluate(destination, connection);
         self.explained(destination, connection, decision, |_| true)
     }
 
-    /// [`Self::explain`] for [`Self::evaluate_peer_authentication`].
+    /// Decides like [`Self::evaluate_peer_authentication`], and returns the evaluation of each policy.
     pub fn explain_peer_authentication(
         &self,
         destination: &Workload,
@@ -62,8 +62,8 @@ impl PolicySet {
         self.explained(destination, connection, decision, is_peer_authentication)
     }
 
-    /// Returns the dry-run policies that would refuse a connection if all policies were enforced.
-    /// Free of cost without dry-run policies.
+    /// Returns the dry-run policies that would deny a connection if they were enforced. Without dry-run policies it
+    /// costs nothing.
     pub fn would_refuse(&self, destination: &Workload, connection: &Connection) -> Vec<PolicyKey> {
         if !self.has_dry_runs() {
             return Vec::new();

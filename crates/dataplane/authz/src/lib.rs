@@ -1,7 +1,8 @@
-//! L4 authorization: which policy decides a connection, and why.
+//! Layer 4 authorization: which policy decides a connection, and why.
 //!
-//! [`PolicySet`] holds the policies; [`PolicySet::evaluate`] decides, and [`PolicySet::explain`] reports
-//! the outcome of every policy that applies. [`Attributes`] compares sources and addresses for layer 7, too. Pure: no IO, no time, no randomness.
+//! [`PolicySet`] holds the policies; [`PolicySet::evaluate`] decides, and [`PolicySet::explain`] returns the
+//! evaluation of every policy that applies. [`Attributes`] compares sources and addresses for layer 7, too. Pure: no
+//! IO, no time, no randomness.
 #![forbid(unsafe_code)]
 
 mod attributes;

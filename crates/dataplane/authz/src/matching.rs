@@ -1,7 +1,7 @@
-//! Matches one policy against one connection, as the contract defines it, without an index.
+//! Matches one policy against one connection, without an index.
 //!
-//! Rules OR; clauses of a rule AND; matches of a clause OR; fields of a match AND; values of a field
-//! OR; a `not_` field matches when none of its values does.
+//! Rules OR; clauses of a rule AND; matches of a clause OR; fields of a match AND; values of a field OR; a `not_`
+//! field matches when none of its values does.
 
 use ambit_model::{Authorization, Clause, Match, Rule};
 
@@ -12,7 +12,7 @@ pub fn matches_policy(policy: &Authorization, connection: &Connection) -> bool {
     matching_rule(policy, connection).is_some()
 }
 
-/// The first rule of `policy` that matches.
+/// Returns the index of the first rule of `policy` that matches.
 pub fn matching_rule(policy: &Authorization, connection: &Connection) -> Option<usize> {
     let peer = Peer::new(connection);
     policy
@@ -25,7 +25,7 @@ pub(crate) fn rule_matches(rule: &Rule, peer: &Peer<'_>) -> bool {
     rule.iter().all(|clause| clause_matches(clause, peer))
 }
 
-/// A clause without matches is true; one whose matches are all empty is not.
+/// Whether a clause matches. A clause without matches does; one whose matches are all empty does not.
 pub(crate) fn clause_matches(clause: &Clause, peer: &Peer<'_>) -> bool {
     clause.is_empty()
         || clause
@@ -47,7 +47,7 @@ fn match_matches(m: &Match, peer: &Peer<'_>) -> bool {
         })
 }
 
-/// Evaluates one field of a match and its negation; unset ones are true.
+/// Evaluates one field of a match and its `not_` field; unset ones match.
 fn field<T>(values: &[T], not_values: &[T], matches: impl Fn(&T) -> bool) -> bool {
     (values.is_empty() || values.iter().any(&matches)) && !not_values.iter().any(&matches)
 }

@@ -1,4 +1,4 @@
-//! The policies, indexed by name and by scope.
+//! Set of authorization policies, indexed by name and by scope.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -9,13 +9,13 @@ use ambit_model::{Action, ArcStr, Authorization, PolicyKey, Scope, Workload};
 
 use crate::{candidates::RuleIndex, connection::Peer};
 
-/// Treatment of connections to a workload that names an unknown policy.
+/// Decision about connections to a workload that names an unknown policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissingPolicies {
-    /// Deny: the policy might be a DENY that has not arrived yet.
+    /// Deny the connection: the policy might be a DENY that has not been received yet.
     #[default]
     Refuse,
-    /// Ignore the unknown policy, as Istio's node proxy does.
+    /// Ignore the unknown policy, as Istio's ztunnel does.
     Ignore,
 }
 
@@ -23,7 +23,7 @@ pub enum MissingPolicies {
 #[derive(Debug, Default)]
 pub struct PolicySet {
     by_key: BTreeMap<PolicyKey, Arc<Authorization>>,
-    /// Policies of the whole mesh.
+    /// Policies with the scope of the whole mesh.
     global: Bucket,
     by_namespace: HashMap<ArcStr, Bucket>,
     missing: MissingPolicies,
@@ -31,7 +31,7 @@ pub struct PolicySet {
     dry_runs: usize,
 }
 
-/// The policies of one scope, separated by action.
+/// Policies of one scope, separated by action.
 #[derive(Debug, Default)]
 pub(crate) struct Bucket {
     deny: RuleIndex,
@@ -40,18 +40,18 @@ pub(crate) struct Bucket {
     dry_allow: RuleIndex,
 }
 
-/// The workloads whose connections a policy change may affect.
+/// Workloads whose connections may be affected by a change of policies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Affects {
-    /// No workload: the policy did not change.
+    /// No workload, since the policy did not change.
     Nobody,
     /// All workloads of the mesh.
     Everybody,
-    /// Workloads of a namespace.
+    /// All workloads of this namespace.
     Namespace(ArcStr),
-    /// Workloads that name the policy (`namespace/name`).
+    /// Workloads whose records name the policy (`namespace/name`).
     Naming(ArcStr),
-    /// Several of these, for a policy that changed its scope.
+    /// Union of several values, for a policy that changed its scope.
     Several(Vec<Self>),
 }
 
@@ -61,7 +61,7 @@ impl Affects {
         self.concerns_parts(&workload.namespace, &workload.authorization_policies)
     }
 
-    /// Like [`Self::concerns`], for a workload given by its namespace and policies.
+    /// Whether a workload in this namespace, whose record names these policies, is affected.
     pub fn concerns_parts(&self, namespace: &str, policies: &[ArcStr]) -> bool {
         match self {
             Self::Nobody => false,
@@ -84,7 +84,7 @@ impl PolicySet {
         }
     }
 
-    /// Inserts a policy, replacing the one with its name.
+    /// Inserts a policy, or replaces the policy of its name. Returns the affected workloads.
     pub fn insert(&mut self, policy: Authorization) -> Affects {
         let key = policy.key();
         if self.by_key.get(&key).is_some_and(|known| **known == policy) {
@@ -105,7 +105,7 @@ impl PolicySet {
         }
     }
 
-    /// Removes a policy.
+    /// Removes a policy. Returns the affected workloads.
     pub fn remove(&mut self, key: &PolicyKey) -> Affects {
         let Some(policy) = self.by_key.remove(key) else {
             return Affects::Nobody;
@@ -125,7 +125,7 @@ impl PolicySet {
         affects(&policy)
     }
 
-    /// [`Self::remove`] by its name on the wire (`namespace/name`).
+    /// Removes the policy with this resource name (`namespace/name`). Returns the affected workloads.
     pub fn remove_named(&mut self, name: &str) -> Affects {
         self.remove(&PolicyKey::of_record(name))
     }
@@ -135,7 +135,7 @@ impl PolicySet {
         self.by_key.values()
     }
 
-    /// Number of policies.
+    /// Returns the number of policies.
     pub fn len(&self) -> usize {
         self.by_key.len()
     }
@@ -145,12 +145,12 @@ impl PolicySet {
         self.by_key.is_empty()
     }
 
-    /// A policy by its name on the wire (`namespace/name`).
+    /// Returns the policy with this resource name (`namespace/name`).
     pub fn by_name(&self, name: &str) -> Option<&Arc<Authorization>> {
         self.by_key(&PolicyKey::of_record(name))
     }
 
-    /// Number of fail-closed substitutes for policies that could not be decoded in full.
+    /// Returns the number of fail-closed substitutes for policies that could not be decoded in full.
     pub fn not_understood(&self) -> usize {
         let policies = self.by_key.values();
         policies
@@ -170,7 +170,7 @@ impl PolicySet {
         self.dry_runs > 0
     }
 
-    /// The policies that apply to a namespace without being named by a workload.
+    /// Returns the policies of the whole mesh, and of a namespace.
     pub(crate) fn buckets(&self, namespace: &str) -> [Option<&Bucket>; 2] {
         [Some(&self.global), self.by_namespace.get(namespace)]
     }
@@ -187,7 +187,7 @@ impl PolicySet {
         }
     }
 
-    /// Returns the policies that apply to a workload, by name.
+    /// Returns the policies that apply to a workload, ordered by name.
     pub(crate) fn applicable(&self, workload: &Workload) -> Vec<&Arc<Authorization>> {
         self.by_key
             .values()
@@ -211,7 +211,7 @@ impl Bucket {
         !self.allow.is_empty()
     }
 
-    /// The matching policy with the first name in order.
+    /// Returns the policy that matches the connection; if several match, the first by name.
     pub(crate) fn first_match(
         &self,
         action: Action,

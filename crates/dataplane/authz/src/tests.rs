@@ -1,4 +1,4 @@
-//! Tests of each rule of evaluation, and of decisions against a naive reference.
+//! Tests of each rule of evaluation, and of decisions compared with a naive reference.
 
 mod peer_authentication;
 
@@ -29,7 +29,7 @@ fn policy(name: &str, action: Action, rules: Vec<Vec<Clause>>) -> Authorization 
     }
 }
 
-/// One rule of one clause of one match.
+/// Builds the rules of a policy: one rule of one clause of one match.
 fn when(m: Match) -> Vec<Vec<Clause>> {
     vec![vec![vec![m]]]
 }
@@ -605,7 +605,7 @@ prop_compose! {
     }
 }
 
-/// Decides as the contract describes it, step by step and without an index.
+/// Decides step by step as the rules are specified, without an index.
 fn naive(policies: &[Authorization], destination: &Workload, connection: &Connection) -> bool {
     let named = &destination.authorization_policies;
     let is = |name: &ArcStr, policy: &Authorization| *name == policy.key().to_string();

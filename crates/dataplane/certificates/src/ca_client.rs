@@ -1,4 +1,4 @@
-//! Fetching certificates: the interface that the certificate store uses, and its CSR API implementation.
+//! Fetches certificates: the interface that the certificate store uses, and its implementation for Istio's CSR API.
 
 use std::{collections::BTreeSet, fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
@@ -18,29 +18,29 @@ use zeroize::Zeroizing;
 
 use crate::{CertificateRequest, CsrError, SpiffeError};
 
-/// Client of a certificate authority.
+/// Client of a certificate authority (CA).
 pub trait CaClient: Send + Sync + 'static {
-    /// Fetches a new certificate with a new key. The caller limits how many run at once; the
-    /// implementation limits how long each takes.
+    /// Fetches a certificate with a new key. The caller limits how many fetches run at once; the implementation
+    /// limits how long each takes.
     fn fetch<'a>(
         &'a self,
         identity: &'a Identity,
     ) -> Pin<Box<dyn Future<Output = Result<WorkloadCert, FetchError>> + Send + 'a>>;
 
-    /// Begins to follow an identity, before its fetches.
+    /// Subscribes to the certificates of an identity; called before its first fetch.
     fn follow(&self, _identity: &Identity) {}
 
-    /// Ends what [`Self::follow`] began.
+    /// Ends the subscription of [`Self::follow`].
     fn forget(&self, _identity: &Identity) {}
 
-    /// Returns the certificates that the authority replaces by itself; without such an authority there are none.
+    /// Returns the queue of identities whose certificates the CA has replaced by itself; it stays empty for a CA that
+    /// does not push certificates.
     fn renewals(&self) -> Renewals {
         Renewals::default()
     }
 }
 
-/// Queue of identities whose certificates are to be fetched before they are due. Clones share the
-/// queue.
+/// Queue of identities whose certificates are to be fetched before they are due for renewal. Clones share the queue.
 #[derive(Clone, Debug, Default)]
 pub struct Renewals(Arc<Pending>);
 
@@ -51,13 +51,13 @@ struct Pending {
 }
 
 impl Renewals {
-    /// Adds an identity.
+    /// Adds an identity to the queue.
     pub fn add(&self, identity: Identity) {
         self.0.identities.lock().insert(identity);
         self.0.added.notify_one();
     }
 
-    /// Removes and returns the next identity; waits until there is one.
+    /// Removes and returns the next identity; waits while the queue is empty.
     pub async fn next(&self) -> Identity {
         loop {
             let next = self.0.identities.lock().pop_first();
@@ -69,47 +69,46 @@ impl Renewals {
     }
 }
 
-/// Cache of certificates that outlives the process which fetched them, for a warm start.
+/// Cache of certificates that outlives the process, for a warm start of its successor.
 pub trait CertificateCache: Send + Sync + 'static {
     /// Stores the CA's response with its private key.
     fn put(&self, identity: &Identity, key: &PrivateKeyDer<'static>, answer: &[String]);
 
-    /// Removes and returns the certificate that an earlier process stored.
+    /// Removes and returns the private key and the CA's response that an earlier process stored.
     fn take(&self, identity: &Identity) -> Option<(PrivateKeyDer<'static>, Vec<String>)>;
 }
 
-/// Why a certificate could not be fetched.
+/// Error of fetching a certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     /// The certificate request could not be built.
     #[error(transparent)]
     Request(#[from] CsrError),
-    /// The call could not be authenticated.
+    /// The call's metadata, such as the token, could not be built.
     #[error(transparent)]
     Headers(#[from] CallHeadersError),
-    /// The CA refused, or could not be reached.
+    /// The CA rejected the request, or could not be reached.
     #[error("the CA answered {}", Answer(.0))]
     Status(Box<tonic::Status>),
     /// The CA did not respond in time.
     #[error("the CA did not answer within {0:?}")]
     TimedOut(Duration),
-    /// Invalid certificate chain in the CA's response.
+    /// The CA's response contains an invalid certificate chain.
     #[error("the CA's answer cannot be used")]
     Answer(#[from] ChainError),
-    /// A SPIFFE agent gave no certificate.
+    /// The SPIFFE agent did not provide the certificate.
     #[error(transparent)]
     Spiffe(#[from] SpiffeError),
     /// The fetching task panicked; the log has the details.
     #[error("the request for the certificate panicked")]
     Panicked,
-    /// The certificate is no longer valid.
+    /// The fetched certificate has expired already.
     #[error("the certificate has expired")]
     Expired,
 }
 
 impl FetchError {
-    /// Whether the CA answered and refused this certificate, as opposed to a transient failure to reach
-    /// it.
+    /// Whether the CA rejected the request for this certificate, as opposed to a transient failure to reach the CA.
     pub fn is_refusal(&self) -> bool {
         use tonic::Code;
         match self {
@@ -128,7 +127,7 @@ impl FetchError {
     }
 }
 
-/// Displays a status as code, message and cause (for instance why the connection failed).
+/// Displays a gRPC status as code, message and cause (for instance why the connection failed).
 struct Answer<'a>(&'a tonic::Status);
 
 impl fmt::Display for Answer<'_> {
@@ -144,12 +143,12 @@ impl fmt::Display for Answer<'_> {
 /// Settings of [`CsrClient`].
 #[derive(Clone, Debug)]
 pub struct CsrClientOptions {
-    /// Requested lifetime (`SECRET_TTL`).
+    /// Requested lifetime of certificates (`SECRET_TTL`).
     pub ttl: Duration,
-    /// Identity of the caller's own account: requests for it name no identity, all others do. Unset
-    /// for node proxies, which request certificates for their pods only.
+    /// Identity of the caller's own service account: requests for it do not set the impersonated identity, all others
+    /// do. `None` for node proxies, which request certificates for their pods only.
     pub own: Option<Identity>,
-    /// Timeout for the response of the CA.
+    /// Timeout of a request to the CA.
     pub timeout: Duration,
 }
 
@@ -191,14 +190,14 @@ impl CsrClient {
         }
     }
 
-    /// Adds a cache that is read before a request to the CA.
+    /// Makes the client read certificates from a cache before it requests them from the CA.
     #[must_use]
     pub fn with_cache(mut self, cache: Arc<dyn CertificateCache>) -> Self {
         self.cache = Some(cache);
         self
     }
 
-    /// The cached certificate, if it is still usable.
+    /// Returns the cached certificate of an identity, if it is still usable.
     fn cached(&self, identity: &Identity) -> Option<WorkloadCert> {
         let (key, answer) = self.cache.as_ref()?.take(identity)?;
         match WorkloadCert::from_response(&self.settings, identity, key, &answer) {

@@ -1,10 +1,10 @@
-//! A certificate signing request: a new key, and the PKCS#10 text for its certificate.
+//! Certificate signing request: a new key, and the PKCS#10 request for its certificate.
 
 use ambit_model::Identity;
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, SanType};
 use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
-/// Error of building a certificate request.
+/// Error of building a certificate signing request.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot make a certificate request for {identity}")]
 pub struct CsrError {
@@ -15,17 +15,17 @@ pub struct CsrError {
     pub source: rcgen::Error,
 }
 
-/// Certificate request with its private key.
+/// Certificate signing request with its private key.
 #[derive(Debug)]
 pub struct CertificateRequest {
     /// PEM of the PKCS#10 request.
     pub pem: String,
-    /// The private key. It exists only here and in the certificate made of it.
+    /// Private key, which exists only here and in the certificate that is built of it.
     pub key: PrivateKeyDer<'static>,
 }
 
 impl CertificateRequest {
-    /// Creates a request with a new P-256 key, an empty subject and the identity as its only name.
+    /// Creates a request with a new P-256 key, an empty subject and the SPIFFE ID as the only SAN.
     pub fn new(identity: &Identity) -> Result<Self, CsrError> {
         Self::try_new(identity).map_err(|source| CsrError {
             identity: Box::new(identity.clone()),

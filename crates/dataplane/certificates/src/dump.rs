@@ -1,4 +1,4 @@
-//! Certificates as `/config_dump` shows them (the keys `istioctl ztunnel-config` reads).
+//! Certificates in `/config_dump`, in the format that `istioctl ztunnel-config` reads.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,21 +9,21 @@ use rustls_pki_types::CertificateDer;
 use serde::Serialize;
 use x509_parser::{certificate::X509Certificate, prelude::FromDer};
 
-/// One identity of the proxy.
+/// Certificate state of one identity in `/config_dump`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CertificateDump {
-    /// The SPIFFE id.
+    /// SPIFFE ID of the identity.
     pub identity: String,
-    /// `Initializing`, `Available`, or `Unavailable: why`.
+    /// State of the certificate: `Initializing`, `Available`, or `Unavailable:` with the error.
     pub state: String,
-    /// Leaf and intermediates.
+    /// Certificate chain: leaf and intermediates.
     pub cert_chain: Vec<CertificateEntry>,
-    /// Root certificates of the chain.
+    /// Root certificates that come with the chain.
     pub root_certs: Vec<CertificateEntry>,
 }
 
-/// One certificate of a dump.
+/// Certificate of a chain in `/config_dump`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CertificateEntry {
@@ -31,14 +31,14 @@ pub struct CertificateEntry {
     pub pem: String,
     /// Serial number in decimal.
     pub serial_number: String,
-    /// Start of the validity, as in RFC 3339.
+    /// Start of the validity, in RFC 3339 format.
     pub valid_from: String,
-    /// End of the validity, as in RFC 3339.
+    /// End of the validity, in RFC 3339 format.
     pub expiration_time: String,
 }
 
 impl CertificateDump {
-    /// Builds the dump of an identity with its certificate, if it has one.
+    /// Builds the dump of an identity, with its certificate if it has one.
     pub fn new(identity: &Identity, state: String, cert: Option<&WorkloadCert>) -> Self {
         let entries = |ders: &[CertificateDer<'static>]| {
             ders.iter()

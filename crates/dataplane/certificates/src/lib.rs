@@ -1,8 +1,8 @@
-//! The certificates of a proxy's workloads: requested, fetched from the control plane's CSR API or from a SPIFFE agent,
-//! renewed, and given to connections.
+//! Certificates of a proxy's workloads: fetched from the control plane's CSR API or from a SPIFFE agent, renewed, and
+//! provided to connections.
 //!
-//! Private keys are made here, or by the agent, and stay in memory; only a [`CertificateCache`] keeps them beyond the
-//! process. How a handshake uses a certificate is in `ambit-tls`.
+//! Private keys are generated here, or by the agent, and stay in memory; only a [`CertificateCache`] keeps them
+//! beyond the process. How a handshake uses a certificate is in `ambit-tls`.
 #![forbid(unsafe_code)]
 
 mod ca_client;

@@ -1,4 +1,4 @@
-//! Metrics of a process's certificates: how many identities have one, and when the first of them expires.
+//! Metrics of a process's certificates: numbers of identities by state, and the earliest expiry.
 
 use std::{
     fmt,
@@ -13,7 +13,7 @@ use prometheus_client::{
 
 use crate::Certificates;
 
-/// Writes [`CertificateCounts`] at each scrape.
+/// Collector that encodes [`CertificateCounts`] at each scrape.
 #[derive(Debug)]
 pub struct CertificateMetrics(pub Certificates);
 

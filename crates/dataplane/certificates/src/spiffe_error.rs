@@ -1,4 +1,4 @@
-//! Why a SPIFFE agent gives no certificate, in words for operators.
+//! Errors of fetching certificates from a SPIFFE agent, with advice for operators.
 
 use std::{fmt, sync::Arc};
 
@@ -7,32 +7,32 @@ use tonic::{Code, Status};
 
 use crate::svid::SvidError;
 
-/// Why a SPIFFE agent gives no certificate for an identity.
+/// Reason why a SPIFFE agent provides no certificate for an identity.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum SpiffeError {
-    /// The agent cannot be reached, or refused the call.
+    /// The agent cannot be reached, or rejected the call.
     #[error("{api} answered {:?}: {}; {}", status.code(), status.message(), Advice(status.code()))]
     Status {
-        /// The API and its socket.
+        /// Name of the API, with its socket.
         api: Arc<str>,
-        /// The agent's status.
+        /// gRPC status of the call.
         status: Box<Status>,
     },
-    /// The agent ended the stream.
+    /// The agent ended the stream of this API.
     #[error("{0} ended the stream; the agent's log has the reason")]
     Ended(Arc<str>),
-    /// The agent has no SVID of this identity for the caller.
+    /// The agent has no SVID of this identity for the caller, since no registration entry matches.
     #[error(
         "{api} has no SVID of {identity}, it has {}; create a registration entry for it on this node, with the selectors \
          k8s:ns:{} and k8s:sa:{}",
         List(others), identity.namespace, identity.service_account
     )]
     NoEntry {
-        /// The API and its socket.
+        /// Name of the API, with its socket.
         api: Arc<str>,
         /// Identity without an SVID.
         identity: Box<Identity>,
-        /// SPIFFE IDs in the agent's answer (at most 8).
+        /// SPIFFE IDs that the agent sent instead (at most 8).
         others: Vec<String>,
     },
     /// The agent has no bundle of the identity's trust domain.
@@ -41,15 +41,15 @@ pub enum SpiffeError {
          SPIRE's"
     )]
     NoBundle {
-        /// The API and its socket.
+        /// Name of the API, with its socket.
         api: Arc<str>,
-        /// Identity of that trust domain.
+        /// Identity whose trust domain has no bundle.
         identity: Box<Identity>,
     },
-    /// The SVID is unusable.
+    /// The SVID that the agent sent cannot be used.
     #[error("{api} sent an SVID of {identity} that cannot be used; correct its registration entry")]
     Svid {
-        /// The API and its socket.
+        /// Name of the API, with its socket.
         api: Arc<str>,
         /// Identity of the SVID.
         identity: Box<Identity>,
@@ -60,7 +60,7 @@ pub enum SpiffeError {
 }
 
 impl SpiffeError {
-    /// Whether the agent answered, and another attempt brings the same.
+    /// Whether the agent rejected the request, so that another attempt would fail alike.
     pub fn is_refusal(&self) -> bool {
         match self {
             Self::Status { status, .. } => matches!(
@@ -76,7 +76,7 @@ impl SpiffeError {
     }
 }
 
-/// Advice for operators about a status.
+/// Displays advice for operators about a gRPC status code.
 struct Advice(Code);
 
 impl fmt::Display for Advice {

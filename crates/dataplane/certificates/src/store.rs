@@ -1,7 +1,7 @@
-//! The certificate store: certificates are fetched when needed or announced, renewed at half of their
-//! lifetime, and kept while valid.
+//! Certificate store: fetches certificates when they are needed or prefetched, renews them at half of their lifetime,
+//! and keeps them while they are valid.
 //!
-//! [`state::State`] decides; this file carries out its effects and gives certificates to connections.
+//! [`state::State`] decides; this file carries out its effects and provides certificates to connections.
 
 mod options;
 mod state;
@@ -23,34 +23,34 @@ pub use options::CertificatesOptions;
 pub use state::Priority;
 use state::{Effect, Event, Lifetime, State};
 
-/// Why a connection gets no certificate.
+/// Reason why a connection gets no certificate.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CertError {
-    /// The identity left this node while its certificate was awaited.
+    /// The identity's last workload left this node while its certificate was awaited.
     #[error("identity error: {0} was forgotten: no workload of it is left on this node")]
     Forgotten(Box<Identity>),
     /// The CA issued no certificate; another attempt follows automatically.
     #[error("identity error: no certificate for {identity}: {}", ErrorChain(source.as_ref()))]
     Unavailable {
-        /// Identity of the certificate.
+        /// Identity whose certificate is unavailable.
         identity: Box<Identity>,
-        /// The cause of the last failure.
+        /// Error of the last fetch.
         #[source]
         source: Arc<FetchError>,
     },
-    /// The process is ending.
+    /// The process is shutting down.
     #[error("identity error: certificates are no longer served")]
     Stopped,
 }
 
 impl CertError {
-    /// Returns the reason for metrics and the access log.
+    /// Returns the response flag for metrics and the access log.
     pub fn reason(&self) -> Reason {
         Reason::IdentityError
     }
 }
 
-/// The state of one identity, as connections see it.
+/// State of one identity's certificate, as connections see it.
 #[derive(Clone)]
 enum Slot {
     Initializing,
@@ -61,7 +61,7 @@ enum Slot {
 
 struct Entry {
     slot: watch::Sender<Slot>,
-    /// The highest priority requested, so that each is sent to the loop once.
+    /// Highest priority that was requested so far, so that each priority is sent to the loop only once.
     urgency: Priority,
 }
 
@@ -73,11 +73,11 @@ enum Command {
 
 struct Shared {
     entries: Mutex<HashMap<Identity, Entry>>,
-    /// Sent to under the lock of `entries`, so that both see the same order.
+    /// Commands to the loop, sent under the lock of `entries`, so that the loop sees them in the order of changes.
     commands: mpsc::UnboundedSender<Command>,
 }
 
-/// The certificates of this process. Clones share them.
+/// Certificates of this process. Clones share them.
 #[derive(Clone)]
 pub struct Certificates(Arc<Shared>);
 
@@ -88,9 +88,9 @@ impl fmt::Debug for Certificates {
 }
 
 impl Certificates {
-    /// Starts the loop that fetches and renews; it ends when the last clone is dropped.
+    /// Starts the loop that fetches and renews certificates; it ends when the last clone is dropped.
     ///
-    /// Call within the runtime that is to fetch. Certificates may be requested from any thread.
+    /// Must be called within the runtime that runs the fetches. Certificates may be requested from any thread.
     pub fn start(client: Arc<dyn CaClient>, options: CertificatesOptions) -> Self {
         let (commands, receiver) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared {
@@ -104,8 +104,7 @@ impl Certificates {
         Self(shared)
     }
 
-    /// The certificate of an identity; waits while it is fetched for the first time, never for a
-    /// retry.
+    /// Returns the certificate of an identity; waits while it is fetched for the first time, never for a retry.
     pub async fn get(&self, identity: &Identity) -> Result<Arc<WorkloadCert>, CertError> {
         if let Some(cert) = self
             .peek(identity)
@@ -140,8 +139,8 @@ impl Certificates {
         }
     }
 
-    /// Waits through failures and retries until a requested certificate is available or forgotten.
-    /// For preparation; connections use [`Self::get`].
+    /// Waits through failures and retries until a requested certificate is available or forgotten. For startup;
+    /// connections use [`Self::get`].
     pub async fn obtained(&self, identity: &Identity) {
         let follow = |entry: &Entry| entry.slot.subscribe();
         let slot = self.0.entries.lock().get(identity).map(follow);
@@ -153,7 +152,7 @@ impl Certificates {
         }
     }
 
-    /// Whether a requested certificate is not available yet, although the CA has not refused it.
+    /// Whether a requested certificate is not available yet, although the CA has not rejected the request.
     pub fn is_awaited(&self, identity: &Identity) -> bool {
         let entries = self.0.entries.lock();
         let slot = entries.get(identity).map(|entry| entry.slot.borrow());
@@ -164,7 +163,7 @@ impl Certificates {
         })
     }
 
-    /// The certificate if it is available, without waiting and without requesting it.
+    /// Returns the certificate if it is available, without waiting and without requesting it.
     pub fn peek(&self, identity: &Identity) -> Option<Arc<WorkloadCert>> {
         match &*self.0.entries.lock().get(identity)?.slot.borrow() {
             Slot::Available(cert) => Some(cert.clone()),
@@ -177,7 +176,7 @@ impl Certificates {
         self.ask(identity, Priority::Warmup);
     }
 
-    /// Drops the certificate: the last workload of the identity has left this node. Waiting callers get
+    /// Drops the certificate of an identity whose last workload has left this node. Waiting callers get
     /// [`CertError::Forgotten`].
     pub fn forget(&self, identity: &Identity) {
         let mut entries = self.0.entries.lock();
@@ -188,7 +187,7 @@ impl Certificates {
         }
     }
 
-    /// Returns all identities for `/config_dump`.
+    /// Lists all identities with their certificates for `/config_dump`.
     pub fn dump(&self) -> Vec<CertificateDump> {
         let entries = self.0.entries.lock();
         let mut dump: Vec<_> = entries
@@ -210,7 +209,7 @@ impl Certificates {
         dump
     }
 
-    /// Counts the identities by certificate state.
+    /// Counts the identities by the state of their certificates at `now`.
     pub fn counts(&self, now: SystemTime) -> CertificateCounts {
         let mut counts = CertificateCounts::default();
         for entry in self.0.entries.lock().values() {

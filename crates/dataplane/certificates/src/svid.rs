@@ -1,4 +1,4 @@
-//! An X.509-SVID as a SPIFFE agent sends it, and the certificate made of it.
+//! X.509-SVID as a SPIFFE agent sends it, and the certificate that is built of it.
 
 use std::fmt;
 
@@ -7,29 +7,29 @@ use ambit_tls::{ChainError, TlsSettings, WorkloadCert, concatenated, uri_names};
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use zeroize::Zeroizing;
 
-/// Why an X.509-SVID cannot be used.
+/// Reason why an X.509-SVID cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SvidError {
-    /// The message has no private key.
+    /// The agent's message has no private key.
     #[error("it has no private key")]
     NoKey,
-    /// The leaf has no URI name, or several.
+    /// The leaf has this number of URI SANs instead of exactly one.
     #[error("its leaf has {0} URI names, and an X.509-SVID has one")]
     Names(usize),
     /// The certificate's identity differs from the SPIFFE ID in the agent's message.
     #[error("its leaf is of {0}")]
     OtherIdentity(Box<Identity>),
-    /// Chain, bundle or key are unusable.
+    /// The certificate chain, the bundle or the key is unusable.
     #[error(transparent)]
     Chain(#[from] ChainError),
 }
 
-/// An undecoded X.509-SVID with its key.
+/// X.509-SVID with its key, not decoded yet.
 #[derive(PartialEq, Eq)]
 pub(crate) struct Svid {
-    /// DER certificates, or concatenations of them; the leaf first.
+    /// DER certificates, or concatenations of them; leaf first.
     chain: Vec<Box<[u8]>>,
-    /// PKCS#8 in DER.
+    /// Private key: PKCS#8 in DER.
     key: Zeroizing<Vec<u8>>,
 }
 
@@ -47,7 +47,7 @@ impl Svid {
         }
     }
 
-    /// Builds the certificate of an identity, with the roots of its trust domain.
+    /// Builds the certificate of an identity from the SVID, with the roots of its trust domain.
     pub(crate) fn certificate(
         &self,
         settings: &TlsSettings,

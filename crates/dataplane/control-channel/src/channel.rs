@@ -1,4 +1,5 @@
-//! Channels to the control plane: server authentication only, roots read at each connection.
+//! gRPC channels to the control plane, which verify the server by roots that are read at each connection; clients
+//! present no certificate.
 
 use std::{
     future::Future,
@@ -32,23 +33,23 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout of the TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The server's address and how it is authenticated.
+/// Address of a control plane service, and how its server is verified.
 #[derive(Clone, Debug)]
 pub struct ChannelConfig {
-    /// `https://host:port`, or without scheme; port 443 when none is named. `http://` is refused.
+    /// URL of the server: `https://host:port`, or without scheme; the default port is 443. `http://` is rejected.
     pub address: String,
-    /// Roots the server must chain to.
+    /// Root certificates that the server's certificate must chain to.
     pub roots: RootCa,
-    /// Another name the server may have (`ALT_XDS_HOSTNAME`, `ALT_CA_HOSTNAME`).
+    /// SAN that the server's certificate may have in place of the host name (`ALT_XDS_HOSTNAME`, `ALT_CA_HOSTNAME`).
     pub alternative_name: Option<String>,
-    /// Versions and suites.
+    /// TLS versions and cipher suites.
     pub tls: TlsSettings,
 }
 
-/// Error of building a channel.
+/// Error of building a channel to the control plane.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
-    /// Text that is not an address.
+    /// The configured address is not a URL.
     #[error("{address:?} is not an address of the form https://host:port")]
     Address {
         /// Address as configured.
@@ -57,16 +58,16 @@ pub enum ChannelError {
         #[source]
         source: http::uri::InvalidUri,
     },
-    /// The address has no host, or the scheme is not https.
+    /// The configured address has no host, or its scheme is not https.
     #[error("{address:?} must name a host, and https if a scheme")]
     NotHttps {
         /// Address as configured.
         address: String,
     },
-    /// A host that no certificate can carry.
+    /// The host is not a name that a certificate can have.
     #[error("{name:?} cannot be a server's name")]
     Name {
-        /// Name of the host.
+        /// Host of the configured address.
         name: String,
         /// Cause of the error.
         #[source]
@@ -76,7 +77,7 @@ pub enum ChannelError {
 
 /// Creates a channel that connects when first used, and again whenever the connection is lost.
 ///
-/// Call within a runtime. Keeps the connection alive with TCP keepalive and HTTP/2 pings.
+/// Must be called within a runtime. Keeps the connection alive with TCP keepalive and HTTP/2 PINGs.
 pub fn channel(config: &ChannelConfig) -> Result<Channel, ChannelError> {
     let target = Target::new(config)?;
     // The connector does TLS itself; tonic must not add its own.
@@ -220,7 +221,7 @@ impl Target {
     }
 }
 
-/// Best effort: a socket without these options still works.
+/// Sets TCP keepalive options; errors are ignored, since the connection works without them.
 fn keep_alive(stream: &TcpStream) {
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(300))
@@ -236,7 +237,7 @@ fn keep_alive(stream: &TcpStream) {
 
 type Stream = TokioIo<tokio_rustls::client::TlsStream<TcpStream>>;
 
-/// A connection to the control plane that failed.
+/// Error of connecting to the control plane.
 #[derive(Debug, thiserror::Error)]
 enum ConnectError {
     #[error("cannot connect to {target}")]
@@ -279,7 +280,7 @@ impl tower_service::Service<Uri> for Connector {
     }
 }
 
-/// The usual host name check, with a second name to try.
+/// Certificate verifier that accepts a second name besides the host name.
 #[derive(Debug)]
 struct NamesVerifier {
     inner: Arc<WebPkiServerVerifier>,

@@ -1,22 +1,21 @@
-//! The metadata of every call to the control plane: the caller's token and cluster.
+//! Metadata of every gRPC call to the control plane: the caller's token and cluster.
 
 use std::{fmt, io, path::PathBuf, sync::Arc};
 
 use ambit_rt::Env;
 use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue, MetadataMap};
 
-/// Source of the caller's token.
+/// Source of the service account token that authenticates the caller.
 #[derive(Clone, PartialEq, Eq)]
 pub enum TokenSource {
-    /// A file, read again at each call: Kubernetes replaces it before the token expires.
+    /// File, which is read again for each call: Kubernetes replaces it before the token expires.
     File(PathBuf),
-    /// Token in the setting itself.
+    /// Token that the setting itself contains.
     Literal(String),
 }
 
 impl TokenSource {
-    /// Parses `AUTH_TOKEN`: a path if such a file exists (or it looks like one), else the token
-    /// itself.
+    /// Parses `AUTH_TOKEN`: a path if the file exists (or the text looks like a path), otherwise the token itself.
     pub fn from_setting(text: &str) -> Self {
         if text.contains('/') || PathBuf::from(text).exists() {
             Self::File(text.into())
@@ -35,7 +34,7 @@ impl fmt::Debug for TokenSource {
     }
 }
 
-/// Error of building the call headers.
+/// Error of building the metadata of a call.
 #[derive(Debug, thiserror::Error)]
 pub enum CallHeadersError {
     /// The token file cannot be read.
@@ -47,21 +46,21 @@ pub enum CallHeadersError {
         #[source]
         source: io::Error,
     },
-    /// The token is empty.
+    /// The token is empty; the text is the path of its file.
     #[error("the token is empty ({})", .0.as_deref().unwrap_or("AUTH_TOKEN"))]
     EmptyToken(Option<String>),
     /// The token is not a valid header value.
     #[error("the token has characters that are not allowed in a header")]
     BadToken,
-    /// A header from the environment cannot be sent.
+    /// A header that an environment variable sets is invalid.
     #[error("header {name:?} from the environment cannot be sent as metadata")]
     BadHeader {
-        /// Name of the header.
+        /// Name of the invalid header.
         name: String,
     },
 }
 
-/// The metadata of each call. Cheap to clone.
+/// Metadata of each call to the control plane. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct CallHeaders {
     token: Option<TokenSource>,
@@ -69,7 +68,7 @@ pub struct CallHeaders {
 }
 
 impl CallHeaders {
-    /// Creates the metadata: `authorization` from a token, `clusterid`, and further fixed headers.
+    /// Creates the metadata: `authorization` from a token, `clusterid`, and further headers.
     pub fn new<'a>(
         token: Option<TokenSource>,
         cluster_id: Option<&'a str>,
@@ -94,7 +93,8 @@ impl CallHeaders {
         })
     }
 
-    /// Reads the headers from variables with the prefix `prefix` (`XDS_HEADER_`, `CA_HEADER_`).
+    /// Creates the metadata with further headers from variables that begin with `prefix` (`XDS_HEADER_`,
+    /// `CA_HEADER_`).
     pub fn from_env(
         env: &Env,
         prefix: &str,
@@ -104,7 +104,7 @@ impl CallHeaders {
         Self::new(token, Some(cluster_id), env.with_prefix(prefix))
     }
 
-    /// Adds the headers to a call's metadata; reads the token again.
+    /// Adds the headers to a call's metadata, after reading the token again.
     pub async fn apply(&self, metadata: &mut MetadataMap) -> Result<(), CallHeadersError> {
         if let Some(source) = &self.token {
             let token = read_token(source).await?;

@@ -1,5 +1,5 @@
-//! gRPC channels from a proxy to its control plane, for xDS and the CSR API: server authentication by
-//! roots that are read at each connection, and metadata that identifies the caller.
+//! gRPC channels from a proxy to its control plane, for xDS and the CSR API: servers are verified by roots that are
+//! read at each connection, callers identify themselves by metadata.
 #![forbid(unsafe_code)]
 
 mod channel;

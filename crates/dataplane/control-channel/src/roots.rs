@@ -1,12 +1,12 @@
-//! The roots that servers of the control plane are checked against.
+//! Root certificates by which servers of the control plane are verified.
 
 use std::{fs, io, path::PathBuf};
 
 use rustls::RootCertStore;
 use rustls_pki_types::{CertificateDer, pem, pem::PemObject};
 
-/// Files in which systems keep their roots; the first found is used. `SSL_CERT_FILE` is ignored: a
-/// proxy's environment is set by its own contract.
+/// Paths of the system's trust store; the first that exists is used. `SSL_CERT_FILE` is ignored: a proxy reads only
+/// the environment variables of its own contract.
 const SYSTEM_ROOTS: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -14,18 +14,18 @@ const SYSTEM_ROOTS: [&str; 4] = [
     "/etc/ssl/ca-bundle.pem",
 ];
 
-/// Source of root certificates (`XDS_ROOT_CA`, `CA_ROOT_CA`). Read again for every connection.
+/// Source of root certificates (`XDS_ROOT_CA`, `CA_ROOT_CA`), which is read again for every connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RootCa {
-    /// Roots of the system.
+    /// Trust store of the operating system.
     System,
-    /// A PEM file.
+    /// PEM file at this path.
     File(PathBuf),
-    /// Roots as PEM text.
+    /// Root certificates in PEM.
     Pem(String),
 }
 
-/// Why roots cannot be used.
+/// Reason why root certificates cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RootCaError {
     /// The file cannot be read.
@@ -46,7 +46,7 @@ pub enum RootCaError {
         #[source]
         source: pem::Error,
     },
-    /// A certificate is malformed.
+    /// A root certificate is malformed.
     #[error("a root certificate of {origin} is malformed")]
     Malformed {
         /// Source of the certificates.
@@ -55,19 +55,19 @@ pub enum RootCaError {
         #[source]
         source: rustls::Error,
     },
-    /// Source without certificates.
+    /// The source contains no certificate.
     #[error("{origin} holds no root certificate")]
     Empty {
-        /// Source that should have contained certificates.
+        /// Source of the certificates.
         origin: String,
     },
-    /// No trust store of the system at a known location.
+    /// The system has no trust store at a known path.
     #[error("this system keeps its root certificates in none of {}", SYSTEM_ROOTS.join(", "))]
     NoSystemRoots,
 }
 
 impl RootCa {
-    /// Parses a setting: `SYSTEM`, PEM text, or else a path.
+    /// Parses a setting: `SYSTEM`, PEM text, or otherwise a path.
     pub fn from_setting(text: &str) -> Self {
         if text == "SYSTEM" {
             Self::System
@@ -78,7 +78,7 @@ impl RootCa {
         }
     }
 
-    /// Reads the certificates.
+    /// Reads and parses the root certificates.
     pub fn load(&self) -> Result<RootCertStore, RootCaError> {
         match self {
             Self::Pem(text) => parse(text.as_bytes(), "the setting", false),
@@ -100,7 +100,8 @@ impl RootCa {
     }
 }
 
-/// A system's bundle may contain unusable certificates; our own may not.
+/// Parses root certificates in PEM. If `lenient`, unusable ones are skipped, as a system's trust store may contain;
+/// otherwise they are errors.
 fn parse(text: &[u8], origin: &str, lenient: bool) -> Result<RootCertStore, RootCaError> {
     let mut store = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(text) {

@@ -1,4 +1,4 @@
-//! Encodes answers with addresses of the mesh.
+//! Encodes DNS answers with addresses of services and workloads in the mesh.
 
 use std::net::IpAddr;
 
@@ -11,11 +11,11 @@ use crate::{
     transport::Transport,
 };
 
-/// Seconds an answer may be cached.
+/// TTL of answers, in seconds.
 const TTL: u32 = 30;
-/// Bytes of a datagram that every client accepts.
+/// Maximum size of a UDP message without EDNS, in bytes, which every client accepts.
 const MIN_DATAGRAM_BYTES: u16 = 512;
-/// Bytes of a message that fit into a datagram with any headers.
+/// Maximum size of a DNS message in a datagram, in bytes, with any IP headers.
 const MAX_DATAGRAM_BYTES: u16 = 65_000;
 
 const TYPE_A: u16 = 1;
@@ -23,13 +23,13 @@ const TYPE_CNAME: u16 = 5;
 const TYPE_AAAA: u16 = 28;
 const TYPE_OPT: u16 = 41;
 const CLASS_IN: u16 = 1;
-/// The offset of the requested name.
+/// Offset of the question's name in a message.
 const QUESTION: u16 = 12;
-/// The two bits that make an offset a pointer to a name.
+/// Two high bits that mark a name as a compression pointer (RFC 1035, section 4.1.4).
 const POINTER: u16 = 0xc000;
 
-/// Encodes the DNS message. Addresses may be in any order; those that exceed the client's datagram are left out, and
-/// the message is marked as truncated, so that clients without TCP get at least some of the addresses.
+/// Encodes the answer to a query. Addresses may be in any order; those that exceed the client's datagram size are
+/// omitted, and the message is marked as truncated, so that clients without TCP get at least some of the addresses.
 pub fn encode(
     question: &Question,
     found: &Found,
@@ -64,15 +64,15 @@ pub fn encode(
     message.finish(!fit, payload)
 }
 
-/// Bytes of an OPT record without options.
+/// Size of an OPT record without options, in bytes.
 const OPT: usize = 11;
 
-/// An answer being written. All its names are pointers, so that the record of an address has a dozen
-/// bytes and the address, however long the name: libraries stop compressing after some records.
+/// DNS answer that is being encoded. All its names are compression pointers, so that the record of an address takes a
+/// dozen bytes and the address, however long the name: libraries stop compressing after some records.
 struct Message {
     bytes: Vec<u8>,
     answers: u16,
-    /// Pointer to the name that has the addresses.
+    /// Compression pointer to the name that owns the addresses.
     owner: u16,
 }
 
@@ -101,7 +101,7 @@ impl Message {
         self.owner = POINTER | at;
     }
 
-    /// Appends an address; false if it does not fit.
+    /// Appends an address record; returns false if it exceeds `limit`.
     fn address(&mut self, ip: IpAddr, limit: usize) -> bool {
         let before = self.bytes.len();
         match ip {

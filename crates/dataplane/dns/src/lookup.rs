@@ -1,14 +1,14 @@
-//! Resolves a name to a service or a pod of the mesh, and to its addresses, as the client sees them.
+//! Resolves a name to a service or a pod in the mesh, and to its addresses, as the client may see them.
 
 use std::net::IpAddr;
 
 use ambit_model::{ArcStr, Service};
 use ambit_route::MeshTable;
 
-/// Addresses that always fit into a message over TCP.
+/// Maximum addresses in an answer; they always fit into a message over TCP.
 const MAX_ADDRESSES: usize = 2000;
 
-/// Client with its location.
+/// Pod that sends a query, with its location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Client<'a> {
     /// Namespace of the client.
@@ -17,11 +17,11 @@ pub struct Client<'a> {
     pub network: &'a str,
     /// Cluster of the client.
     pub cluster_id: &'a str,
-    /// The domain of Kubernetes' own names, for instance `cluster.local`.
+    /// Cluster domain of Kubernetes, for instance `cluster.local`.
     pub domain: &'a str,
 }
 
-/// The address family of a question.
+/// Address family of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// Records of type `A`.
@@ -36,21 +36,21 @@ impl Family {
     }
 }
 
-/// Result of the lookup of a name.
+/// Service or pod to which a name resolves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// Host name of the service.
     pub host: ArcStr,
-    /// The name the addresses belong to, when it is not the requested one: the client's search list had
-    /// added a suffix to it.
+    /// Name that owns the addresses, if it is not the requested one: the client's search list had added a suffix to
+    /// it.
     pub alias: Option<String>,
-    /// Addresses of the family; may be empty.
+    /// Addresses of the queried family; may be empty.
     pub addresses: Vec<IpAddr>,
 }
 
-/// Resolves `name` (lower case, without the final dot) like the client's own resolver with knowledge of the mesh:
-/// unchanged, with the suffixes of Kubernetes' search list, and without the list's suffix. `None` if the name is not
-/// the mesh's for this client, so that the query is forwarded.
+/// Resolves `name` (lower case, without the final dot) like the client's own resolver would with knowledge of the
+/// mesh: unchanged, with the suffixes of Kubernetes' search list, and without the list's suffix. Returns `None` if
+/// the name is not in the mesh for this client, so that the query is forwarded.
 pub fn look_up(
     table: &MeshTable,
     client: &Client<'_>,
@@ -88,7 +88,7 @@ struct Search<'a> {
 
 struct Hit<'a> {
     service: &'a Service,
-    /// One pod of the service, instead of the service.
+    /// Pod of a headless service, if the name is a pod's and not the service's.
     pod: Option<&'a ambit_route::WorkloadRef>,
     by_wildcard: bool,
 }
@@ -107,7 +107,7 @@ impl<'a> Search<'a> {
             .or_else(|| names().find_map(|expanded| self.wildcard(expanded)))
     }
 
-    /// The names in the cluster's domain that a short name may stand for, in the order of the search list.
+    /// Returns the names in the cluster domain that a short name may stand for, in the order of the search list.
     fn expansions(&self, name: &str) -> Vec<String> {
         let Client {
             namespace, domain, ..
@@ -125,7 +125,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Resolves a full name: a service, or a pod of a headless service.
+    /// Resolves a fully qualified name: a service, or a pod of a headless service.
     fn exact(&self, name: &str) -> Option<Hit<'a>> {
         let service = self.service(name).map(|service| Hit {
             service,
@@ -152,8 +152,8 @@ impl<'a> Search<'a> {
             .is_some_and(|rest| rest.ends_with(".svc."))
     }
 
-    /// `db-0.db.shop.svc.cluster.local`: a pod of a StatefulSet, which keeps its name while its address
-    /// changes. Other pod names are left to the cluster's own DNS.
+    /// Resolves the name of a StatefulSet's pod, such as `db-0.db.shop.svc.cluster.local`, which stays the same while
+    /// the pod's address changes. Other pod names are left to the cluster's DNS.
     fn pod(&self, name: &str) -> Option<Hit<'a>> {
         let (pod, host) = name.split_once('.')?;
         if !self.is_of_cluster(host) {

@@ -1,4 +1,4 @@
-//! A question in wire form, and the parts of it that are used here.
+//! Parses DNS queries: the wire format, and the parts that this server uses.
 
 use hickory_proto::{
     op::{Edns, Header, Message, MessageType, Metadata, OpCode, Query, ResponseCode},
@@ -8,7 +8,7 @@ use hickory_proto::{
 
 use crate::lookup::Family;
 
-/// Bytes of a message's header.
+/// Size of a DNS message's header, in bytes.
 pub(crate) const HEADER: usize = 12;
 
 /// DNS query that can be answered or forwarded.
@@ -16,9 +16,9 @@ pub(crate) const HEADER: usize = 12;
 pub struct Question {
     pub(crate) metadata: Metadata,
     pub(crate) query: Query,
-    /// Complete DNS message.
+    /// DNS message as received.
     pub(crate) bytes: Vec<u8>,
-    /// Offset of the end of the question section.
+    /// Offset in the message at which the question section ends.
     pub(crate) end: usize,
 }
 
@@ -27,14 +27,15 @@ pub struct Question {
 pub enum Unanswerable {
     /// Datagram without a complete header, which cannot be answered.
     Noise,
-    /// The query is refused with this message.
+    /// The message is refused; response to send, with its code.
     Refused(Vec<u8>, ResponseCode),
 }
 
 impl Question {
-    /// Parses a message.
+    /// Parses a DNS message.
     ///
     /// # Errors
+    ///
     /// When it is not a query with exactly one question.
     pub fn parse(bytes: &[u8]) -> Result<Self, Unanswerable> {
         let mut decoder = BinDecoder::new(bytes);
@@ -58,7 +59,7 @@ impl Question {
         }
     }
 
-    /// The requested name, in lower case and without the final dot, if it can be a host's.
+    /// Returns the queried name in lower case and without the final dot, if it can be a host name.
     pub fn host(&self) -> Option<String> {
         let mut host = String::with_capacity(self.query.name().len());
         for label in self.query.name().iter() {
@@ -74,7 +75,7 @@ impl Question {
         Some(host).filter(|host| !host.is_empty())
     }
 
-    /// The requested address family, if the question is for addresses.
+    /// Returns the queried address family; `None` for other record types.
     pub fn family(&self) -> Option<Family> {
         match (self.query.query_class(), self.query.query_type()) {
             (DNSClass::IN, RecordType::A) => Some(Family::V4),
@@ -83,7 +84,7 @@ impl Question {
         }
     }
 
-    /// The name of the requested record type; `None` for one without a name.
+    /// Returns the mnemonic of the queried record type; `None` for a type without one.
     pub fn kind_name(&self) -> Option<&'static str> {
         match self.query.query_type() {
             RecordType::Unknown(_) => None,
@@ -91,17 +92,17 @@ impl Question {
         }
     }
 
-    /// Returns the requested name as the client wrote it.
+    /// Returns the queried name as the client wrote it.
     pub fn name(&self) -> &hickory_proto::rr::Name {
         self.query.name()
     }
 
-    /// The client's EDNS parameters.
+    /// Returns the EDNS parameters of the client.
     pub(crate) fn edns(&self) -> Option<Edns> {
         Message::from_vec(&self.bytes).ok()?.edns
     }
 
-    /// A message that refuses the question.
+    /// Encodes a response that refuses the query with a code.
     pub fn refusal(&self, code: ResponseCode) -> Vec<u8> {
         let mut message = response(&self.metadata, code);
         message.add_query(self.query.clone());

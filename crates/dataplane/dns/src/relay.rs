@@ -1,4 +1,4 @@
-//! A question forwarded unchanged under another id, and its answer returned.
+//! Forwards a query unchanged under another id, and checks the upstream server's response to it.
 
 use hickory_proto::{
     op::{Header, MessageType, ResponseCode},
@@ -16,7 +16,7 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Creates the forwarded query with an id that only the server can know.
+    /// Creates the forwarded query with an id that only the upstream server learns.
     pub(crate) fn new(question: &Question, id: u16) -> Self {
         let mut message = question.bytes.clone();
         let client_id = question.metadata.id.to_be_bytes();
@@ -28,12 +28,12 @@ impl Relay {
         }
     }
 
-    /// The message to the server.
+    /// Returns the message to send to the upstream server.
     pub(crate) fn message(&self) -> &[u8] {
         &self.message
     }
 
-    /// The answer for the client, if `bytes` is one to this question.
+    /// Returns the response for the client and its code, if `bytes` is a response to this query.
     pub(crate) fn accept(&self, mut bytes: Vec<u8>) -> Option<(Vec<u8>, ResponseCode)> {
         let header = Header::read(&mut BinDecoder::new(&bytes)).ok()?;
         let is_ours = bytes.first_chunk::<2>() == self.message.first_chunk::<2>()

@@ -1,4 +1,4 @@
-//! One pod's server: answers questions from the mesh, and forwards the others.
+//! DNS server of one pod: answers queries for names in the mesh, and forwards the others.
 
 use std::{
     future::Future,
@@ -19,34 +19,34 @@ use crate::{
     upstream::{self, RelayError},
 };
 
-/// Whether the mesh has a name.
+/// Result of resolving a name in the mesh.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Known {
-    /// The mesh has the name.
+    /// The mesh has the name, with these addresses.
     Found(Found),
     /// The mesh does not have the name.
     Unknown,
-    /// The mesh itself is not known yet: the name may belong to it.
+    /// The initial mesh state has not been received, so the name may belong to the mesh.
     NotYet,
 }
 
-/// Outcome of a query.
+/// Outcome of a DNS query.
 #[derive(Clone, Copy, Debug)]
 pub enum Outcome<'a> {
     /// The mesh answered the query.
     Answered(&'a Found),
     /// Response code of a forwarded query, and its latency.
     Relayed(ResponseCode, Duration),
-    /// Forwarded without success.
+    /// The query could not be forwarded, or got no response.
     Failed(&'a RelayError),
-    /// The mesh is not known yet.
+    /// The initial mesh state was not received in time.
     NotYet,
 }
 
-/// Query with its outcome.
+/// DNS query with its outcome.
 #[derive(Clone, Copy, Debug)]
 pub struct Report<'a> {
-    /// Question of the client.
+    /// Query of the client.
     pub question: &'a Question,
     /// Transport of the query.
     pub transport: Transport,
@@ -54,21 +54,22 @@ pub struct Report<'a> {
     pub outcome: Outcome<'a>,
 }
 
-/// Interface to the proxy that embeds the server.
+/// Interface of the proxy that embeds the DNS server.
 pub trait Host: Send + Sync + 'static {
     /// Resolves a name in the mesh, given in lower case without the final dot.
     fn look_up(&self, name: &str, family: Family) -> Known;
-    /// Waits until the mesh is known, at most as long as clients can wait; returns whether it is.
+    /// Waits until the initial mesh state has been received, at most as long as clients can wait; returns whether it
+    /// has.
     fn mesh_known(&self) -> impl Future<Output = bool> + Send;
-    /// Whether this process, and not another one with the same sockets, serves queries.
+    /// Whether this process serves queries, and not another one that shares the sockets during a hand-over.
     fn has_turn(&self) -> bool;
-    /// Waits until this process serves queries.
+    /// Waits until [`Self::has_turn`] is true.
     fn turn(&self) -> impl Future<Output = ()> + Send;
-    /// Reports a question with its outcome.
+    /// Reports a query with its outcome.
     fn report(&self, report: &Report<'_>);
 }
 
-/// DNS server, as described for the module. Shared by the tasks of one pod.
+/// DNS server of one pod, shared by the tasks that serve it.
 #[derive(Debug)]
 pub struct Server<H> {
     pub(crate) host: H,
@@ -78,26 +79,26 @@ pub struct Server<H> {
     relayed: Semaphore,
 }
 
-/// Next step of a query.
+/// First result of handling a query.
 #[derive(Debug)]
 pub(crate) enum Step {
     /// Answer to send to the client.
     Answer(Vec<u8>),
-    /// The response needs the upstream server or the mesh state.
+    /// The response needs the upstream server or the mesh state first.
     Pending(Pending),
 }
 
 /// Reason why a query cannot be answered at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pending {
-    /// The mesh does not have the name.
+    /// The mesh does not have the name: the query must be forwarded.
     Relay,
-    /// The mesh state is not known yet.
+    /// The initial mesh state has not been received.
     Wait,
 }
 
 impl<H: Host> Server<H> {
-    /// Creates a server whose sockets `egress` opens.
+    /// Creates a server whose upstream sockets `egress` describes.
     pub fn new(host: H, egress: Egress, limits: Limits) -> Self {
         Self {
             host,
@@ -108,7 +109,7 @@ impl<H: Host> Server<H> {
         }
     }
 
-    /// The first step of a question.
+    /// Answers a query if that needs no waiting.
     pub(crate) fn begin(&self, question: &Question, transport: Transport) -> Step {
         let (Some(family), Some(host)) = (question.family(), question.host()) else {
             return Step::Pending(Pending::Relay);
@@ -120,18 +121,18 @@ impl<H: Host> Server<H> {
         }
     }
 
-    /// Admission of one more waiting question.
+    /// Takes a permit for one more waiting query; `None` at the limit.
     pub(crate) fn room(&self) -> Option<SemaphorePermit<'_>> {
         self.relayed.try_acquire().ok()
     }
 
-    /// Refuses a question that was not admitted.
+    /// Refuses a query that exceeds the limit of waiting queries.
     pub(crate) fn refuse(&self, question: &Question, transport: Transport) -> Vec<u8> {
         self.failed(question, transport, &RelayError::TooMany)
     }
 
-    /// Completes a query that could not be answered at once. `resolver` is the server that the
-    /// client addressed.
+    /// Completes a query that could not be answered at once. `resolver` is the address that the client sent the query
+    /// to.
     pub(crate) async fn finish(
         &self,
         question: &Question,

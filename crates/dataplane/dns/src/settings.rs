@@ -1,35 +1,35 @@
-//! Where a server makes its sockets, and its limits.
+//! Settings of the DNS server: its upstream sockets, and its limits.
 
 use std::{net::SocketAddr, time::Duration};
 
 use ambit_sys::netns::Netns;
 use hickory_resolver::system_conf::read_system_conf;
 
-/// Sockets by which forwarded queries leave the pod.
+/// Options of the sockets from which queries are forwarded.
 #[derive(Clone, Debug, Default)]
 pub struct Egress {
-    /// The pod's namespace; `None`: the caller's.
+    /// Network namespace of the pod; `None` is the caller's.
     pub netns: Option<Netns>,
-    /// The mark by which the pod's redirection exempts the server's own sockets.
+    /// Packet mark that exempts the server's own sockets from the pod's redirection.
     pub mark: Option<u32>,
-    /// Upstream servers for clients whose own server cannot be determined.
+    /// Upstream servers for queries whose original destination cannot be determined.
     pub fallback: Vec<SocketAddr>,
 }
 
-/// Limits on the cost of clients.
+/// Limits of the resources that clients can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Forwarded queries in flight.
+    /// Maximum forwarded queries in flight.
     pub relayed: usize,
-    /// Open TCP connections; further ones wait to be accepted.
+    /// Maximum open TCP connections; further ones wait to be accepted.
     pub connections: usize,
-    /// Idle timeout of a TCP connection without a whole query.
+    /// Time after which a TCP connection without a complete query is closed.
     pub idle: Duration,
-    /// Timeout of one attempt at a server before the next.
+    /// Timeout of one attempt before the next upstream server is tried.
     pub attempt: Duration,
-    /// Total time for a forwarded query: less than clients wait.
+    /// Timeout of a forwarded query in total, shorter than clients wait.
     pub total: Duration,
-    /// Idle time without a query until a draining socket is closed.
+    /// Time without a query after which a draining socket is closed.
     pub quiet: Duration,
 }
 
@@ -46,7 +46,7 @@ impl Default for Limits {
     }
 }
 
-/// The servers of the proxy's own `/etc/resolv.conf`.
+/// Reads the servers in the proxy's own `/etc/resolv.conf`.
 pub fn system_servers() -> Vec<SocketAddr> {
     let mut servers = Vec::new();
     match read_system_conf() {

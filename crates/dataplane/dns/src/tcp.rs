@@ -1,4 +1,4 @@
-//! Questions over TCP connections, one after another on each.
+//! Serves DNS queries over TCP connections, one after another on each.
 
 use std::{future::Future, net::SocketAddr, time::Duration};
 
@@ -15,7 +15,8 @@ use crate::{
     transport::Transport,
 };
 
-/// Serves one connection's queries until it is idle. Connections beyond the server's limit are closed at once.
+/// Serves one connection's queries until it is idle or closed. Connections beyond the server's limit are closed at
+/// once.
 pub async fn serve_connection<H: Host>(mut stream: TcpStream, server: &Server<H>) {
     let Ok(_room) = server.connections.try_acquire() else {
         return;
@@ -39,7 +40,7 @@ pub async fn serve_connection<H: Host>(mut stream: TcpStream, server: &Server<H>
     }
 }
 
-/// The next message; `None` when the client has no more, or is too slow.
+/// Reads the next message; `None` when the client closes the connection, or is too slow.
 async fn next(stream: &mut TcpStream, idle: Duration) -> Option<Vec<u8>> {
     let read = async {
         let len = stream.read_u16().await?;

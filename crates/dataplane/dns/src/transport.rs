@@ -10,7 +10,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// The label in metrics.
+    /// Returns the transport's label value in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Udp => "udp",

@@ -1,4 +1,4 @@
-//! Questions in UDP datagrams.
+//! Serves DNS queries in UDP datagrams.
 
 mod ports;
 
@@ -15,17 +15,17 @@ use crate::{
 };
 use ports::Ports;
 
-/// Maximum length of a query in bytes; a longer datagram is truncated, and thus unreadable.
+/// Maximum length of a query in bytes; longer datagrams are truncated, and thus refused.
 const MAX_QUERY_BYTES: usize = 4096;
-/// Pause after an error that no client caused.
+/// Pause after a socket error that no client caused.
 const ERROR_PAUSE: Duration = Duration::from_millis(20);
 
-/// Permit for removing the address translation of removed pods, one pod at a time.
+/// Permit for removing conntrack entries, for one removed pod at a time.
 static CONNTRACK_CLEANUP: Semaphore = Semaphore::const_new(1);
 
-/// Serves datagrams until the drain begins, and then until no more arrive. The kernel keeps redirecting ports of the
-/// pod that were redirected before, even after the rules are removed. The translation of ports without a socket is
-/// removed when the drain begins, the others at its end.
+/// Serves datagrams until the drain begins, and then until no more arrive. The kernel keeps redirecting source ports
+/// of the pod that were redirected before, even after the rules are removed. Conntrack entries of ports without a
+/// socket are removed when the drain begins, the others at its end.
 pub async fn serve_datagrams<H: Host>(
     socket: UdpSocket,
     server: Arc<Server<H>>,
@@ -84,7 +84,7 @@ async fn run_out<H: Host>(socket: &Arc<UdpSocket>, server: &Arc<Server<H>>, port
     take_meanwhile(socket, server, ports, all).await;
 }
 
-/// Handles datagrams until `work` completes.
+/// Serves datagrams until the future `work` completes.
 async fn take_meanwhile<H: Host>(
     socket: &Arc<UdpSocket>,
     server: &Arc<Server<H>>,
@@ -103,7 +103,7 @@ async fn take_meanwhile<H: Host>(
     }
 }
 
-/// Removes the address translation of datagrams from these ports.
+/// Removes the conntrack entries of datagrams from these source ports.
 fn forget<H>(
     socket: &UdpSocket,
     server: &Server<H>,
@@ -128,7 +128,7 @@ fn forget<H>(
     }
 }
 
-/// Handles all waiting datagrams, without starving other tasks of the thread.
+/// Handles all queued datagrams, without starving other tasks of the thread.
 async fn take_all<H: Host>(socket: &Arc<UdpSocket>, server: &Arc<Server<H>>, ports: &mut Ports) {
     loop {
         match receive(socket) {
@@ -191,7 +191,7 @@ async fn finish<H: Host>(
     send(socket, &answer, client);
 }
 
-/// The server to which the client sent its question.
+/// Returns the original destination of a client's query: the DNS server that the client addressed.
 fn original_server<H>(
     socket: &UdpSocket,
     server: &Server<H>,

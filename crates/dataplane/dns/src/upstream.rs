@@ -1,4 +1,4 @@
-//! Forwards a question from inside the pod's namespace: the network sees the pod as the client.
+//! Forwards a query from inside the pod's network namespace, so that the network sees the pod as the client.
 
 use std::{io, net::SocketAddr};
 
@@ -19,24 +19,24 @@ use crate::{
     transport::Transport,
 };
 
-/// Port of captured queries.
+/// Port of the DNS queries that redirection captures.
 const PORT: u16 = 53;
-/// Maximum number of upstream servers, as in common resolvers.
+/// Maximum number of upstream servers that are tried, as in common resolvers.
 const MAX_SERVERS: usize = 3;
 
-/// Why a question could not be forwarded.
+/// Reason why a query could not be forwarded.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
     /// No upstream server is configured.
     #[error("the DNS server of the query is not known, and the proxy has none of its own")]
     NoServer,
-    /// The pod has too many questions in flight.
+    /// The pod has too many forwarded queries in flight.
     #[error("too many questions of the pod are waiting for their servers")]
     TooMany,
-    /// The server did not answer.
+    /// The upstream server did not respond in time.
     #[error("{0} did not answer in time")]
     Silent(SocketAddr),
-    /// Failure to open a socket.
+    /// A socket for the upstream server could not be opened.
     #[error("cannot create a socket to query {server}")]
     Socket {
         /// Address of the server.
@@ -45,7 +45,7 @@ pub enum RelayError {
         #[source]
         source: SocketError,
     },
-    /// The exchange failed.
+    /// Sending the query or receiving the response failed.
     #[error("cannot query {server}")]
     Exchange {
         /// Address of the server.
@@ -56,7 +56,8 @@ pub enum RelayError {
     },
 }
 
-/// Queries the server that the client addressed, or else those of the egress in turn.
+/// Forwards a query to the server that the client addressed, or else to those of the egress in turn, and returns the
+/// response.
 pub(crate) async fn exchange(
     egress: &Egress,
     limits: &Limits,
@@ -99,8 +100,8 @@ pub(crate) async fn exchange(
     result
 }
 
-/// Whether redirection can have captured a query to this destination: never the pod itself, or the server would query
-/// itself.
+/// Whether this address can be the original destination of a captured query: on port 53, and not loopback,
+/// unspecified or multicast. Otherwise this server would query itself.
 fn is_server(resolver: &SocketAddr) -> bool {
     let ip = resolver.ip();
     resolver.port() == PORT && !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()
@@ -143,7 +144,7 @@ async fn by_datagram(
     }
 }
 
-/// Receives a datagram. A buffer for the longest is needed only for this moment.
+/// Receives a datagram. The buffer for the maximum size exists only during this call.
 fn receive(socket: &UdpSocket) -> io::Result<Vec<u8>> {
     let mut buffer = [0; 65_535];
     let len = socket.try_recv(&mut buffer)?;

@@ -1,4 +1,4 @@
-//! The client side of an HBONE connection: sets it up, and opens tunnels on it.
+//! Client side of an HBONE connection: performs the HTTP/2 handshake, and opens tunnels on the connection.
 
 use std::{
     fmt,
@@ -29,7 +29,7 @@ use crate::{
     windows::Windows,
 };
 
-/// Maximum time for which tunnels to a removed workload continue while it responds.
+/// Maximum time for which tunnels to a removed workload continue while the workload still responds.
 const GONE_DRAIN: Duration = Duration::from_secs(60);
 
 /// Error of a connection to a removed workload that exceeded [`GONE_DRAIN`].
@@ -37,10 +37,10 @@ const GONE_DRAIN: Duration = Duration::from_secs(60);
 #[error("the peer was removed from the mesh {} s ago", GONE_DRAIN.as_secs())]
 struct DrainTimeout;
 
-/// Why a connection could not be set up. Shared by all its waiters.
+/// Error of opening an HBONE connection, shared by all tunnels that waited for it.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// A step before connecting failed: the certificate, the socket.
+    /// A step before connecting failed: fetching the certificate, or creating the socket.
     #[error("{text}")]
     Prepare {
         /// Description of the step.
@@ -60,7 +60,7 @@ pub enum DialError {
         #[source]
         source: io::Error,
     },
-    /// Timeout of the TCP connection.
+    /// The TCP connection was not established in time.
     #[error(
         "connection timed out, maybe a NetworkPolicy is blocking HBONE port {}: {addr} did not \
          answer within {limit:?}", addr.port()
@@ -104,38 +104,38 @@ impl DialError {
     }
 }
 
-/// Why HTTP/2 could not be set up.
+/// Error of the HTTP/2 handshake.
 #[derive(Debug, thiserror::Error)]
 pub enum Http2Error {
-    /// Timeout of the peer's response.
+    /// The peer did not respond within this time.
     #[error("the peer took longer than {0:?}")]
     Timeout(Duration),
-    /// The peer broke the protocol, or went away.
+    /// The peer violated the protocol, or disconnected.
     #[error(transparent)]
     Protocol(#[from] h2::Error),
 }
 
-/// Why a tunnel could not be opened.
+/// Error of opening a tunnel.
 #[derive(Debug, thiserror::Error)]
 pub enum TunnelError {
     /// No connection could be opened for the tunnel.
     #[error("{0}")]
     Dial(#[source] Arc<DialError>),
-    /// The request could not be built from these headers.
+    /// The CONNECT request could not be built from the authority and headers.
     #[error("the CONNECT request is not valid")]
     Request(#[source] http::Error),
-    /// Failure of the stream or its connection before a response.
+    /// The stream or its connection failed before a response.
     #[error("the tunnel's stream failed")]
     Stream(#[source] h2::Error),
-    /// Response status of the peer.
+    /// The peer refused the tunnel with this status.
     #[error("http status: {0}")]
     Status(StatusCode),
-    /// The peer answered with this status, and named the policies of the workload that refuse the tunnel.
+    /// The peer refused the tunnel with this status, and named the policies that deny it.
     #[error("policy {policies} of the workload refused the tunnel (http status: {status})")]
     Denied {
         /// Status of the response.
         status: StatusCode,
-        /// Names of the policies.
+        /// Names of the policies that deny the tunnel, as `namespace/name`, separated by commas.
         policies: String,
     },
     /// The proxy is draining and opens no more tunnels.
@@ -153,7 +153,7 @@ impl TunnelError {
         }
     }
 
-    /// Whether the failure may be transient: the peer is unreachable, or does not serve yet.
+    /// Whether the error may pass within seconds: the peer is unreachable, or not ready yet.
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Dial(error) => match &**error {
@@ -169,9 +169,8 @@ impl TunnelError {
         }
     }
 
-    /// Whether the peer has processed nothing of the request, or no application data, so that
-    /// another connection may be tried. On a `fresh` connection only if the peer closed it without
-    /// an error, since it would repeat a refusal.
+    /// Whether the peer has processed neither the request nor application data, so that another connection may be
+    /// tried. On a `fresh` connection only if the peer closed it without an error, since a refusal would be repeated.
     pub(crate) fn is_retryable(&self, fresh: bool) -> bool {
         match self {
             Self::Stream(error) if fresh => is_cut_off(error),
@@ -189,7 +188,7 @@ impl TunnelError {
     }
 }
 
-/// The error of a response that refuses a tunnel.
+/// Returns the error for a response that refuses a tunnel.
 fn refused(parts: &response::Parts) -> TunnelError {
     let status = parts.status;
     let policies = refusal::named(&parts.headers).filter(|_| status == StatusCode::UNAUTHORIZED);
@@ -199,8 +198,8 @@ fn refused(parts: &response::Parts) -> TunnelError {
     }
 }
 
-/// Whether the connection went away under a stream, or the peer refused the stream unprocessed. A
-/// reset with another code may come from the connection behind an accepted tunnel.
+/// Whether the connection ended before the stream was processed, or the peer refused the stream unprocessed (GOAWAY,
+/// REFUSED_STREAM). A reset with another code may come from the connection behind an accepted tunnel.
 fn is_unprocessed(error: &h2::Error) -> bool {
     error.is_go_away() || error.is_io() || error.reason() == Some(h2::Reason::REFUSED_STREAM)
 }
@@ -209,8 +208,7 @@ fn is_cut_off(error: &h2::Error) -> bool {
     error.get_io().is_some_and(crate::relay::is_gone)
 }
 
-/// An HBONE connection on which tunnels can be opened. The connection closes when this and all its
-/// tunnels are gone.
+/// HBONE connection on which tunnels can be opened. It closes when this value and all its tunnels are dropped.
 pub struct ClientConnection {
     send: SendRequest<Piece>,
     shared: Arc<Shared>,
@@ -226,23 +224,23 @@ impl fmt::Debug for ClientConnection {
 }
 
 impl ClientConnection {
-    /// The number of its tunnels.
+    /// Returns the number of the connection's tunnels.
     pub fn streams(&self) -> usize {
         self.shared.streams.load(Ordering::Relaxed)
     }
 
-    /// Whether one more tunnel fits.
+    /// Whether the connection may carry one more tunnel.
     pub fn has_room(&self) -> bool {
         self.streams() < self.max_streams.min(self.send.current_max_send_streams())
     }
 
-    /// Whether the peer lets none of the tunnels send that have something to send: stalled streams may hold the
-    /// whole window of the connection, and a further tunnel would stall with them.
+    /// Whether the peer's flow control blocks all tunnels that have data to send: stalled streams may hold the whole
+    /// window of the connection, and another tunnel would stall with them.
     pub(crate) fn is_stalled(&self) -> bool {
         self.shared.is_stalled()
     }
 
-    /// Whether the connection accepts tunnels: not after GOAWAY, an error, or a long idle time.
+    /// Whether the connection accepts new tunnels: not after GOAWAY, an error, or a long idle time.
     pub fn is_open(&mut self) -> bool {
         !self.shared.retired.load(Ordering::Relaxed)
             && !matches!(
@@ -252,7 +250,7 @@ impl ClientConnection {
             )
     }
 
-    /// Records the liveness of the workload at the other end.
+    /// Sets the liveness of the workload at the other end of the connection.
     pub fn set_liveness(&self, liveness: Liveness) {
         self.shared.set_liveness(liveness);
     }
@@ -260,7 +258,8 @@ impl ClientConnection {
     /// Opens a tunnel on this connection.
     ///
     /// # Errors
-    /// When the peer refuses it, or the connection fails.
+    ///
+    /// When the peer refuses the tunnel, or the connection fails.
     pub async fn tunnel(
         &self,
         authority: Uri,
@@ -269,13 +268,14 @@ impl ClientConnection {
         open_tunnel(self.lease(), authority, headers).await
     }
 
-    /// Reserves a slot for one tunnel.
+    /// Reserves a stream slot for one tunnel.
     pub(crate) fn lease(&self) -> (SendRequest<Piece>, Lease) {
         (self.send.clone(), Lease::take(&self.shared))
     }
 }
 
-/// Retires a connection when its driver ends, also by a panic, so that it takes no more tunnels.
+/// Guard in the connection's driver that retires the connection when dropped, also by a panic, so that it takes no
+/// more tunnels.
 struct Retire(Arc<Shared>);
 
 impl Drop for Retire {
@@ -284,18 +284,18 @@ impl Drop for Retire {
     }
 }
 
-/// Runs a connection's protocol; to be spawned. Ends with the connection.
+/// Task that drives a connection's HTTP/2; must be spawned. Ends with the connection.
 pub struct Driver<IO: AsyncRead + AsyncWrite + Unpin> {
     connection: h2::client::Connection<IO, Piece>,
     pinger: Pinger,
     shared: Arc<Shared>,
     windows: Windows,
     idle_release: Duration,
-    /// The peer's health that `pinger` follows.
+    /// Liveness of the peer that `pinger` was last told.
     liveness: Liveness,
-    /// Time at which the connection of a removed peer is closed.
+    /// Time at which the connection is closed, if its peer was removed.
     ends: Option<Instant>,
-    /// Dropped with the connection.
+    /// Permit of a connection limit, released when the connection ends.
     _permit: Option<Box<dyn Permit>>,
 }
 
@@ -308,7 +308,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> fmt::Debug for Driver<IO> {
 }
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
-    /// Drops `permit` when the connection ends.
+    /// Makes the driver release `permit` when the connection ends.
     pub(crate) fn holding(self, permit: Option<Box<dyn Permit>>) -> Self {
         Self {
             _permit: permit,
@@ -316,8 +316,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
         }
     }
 
-    /// Drives the connection until it ends. `on_idle` runs when it has served no new tunnel for so long
-    /// that its owner should drop it.
+    /// Drives the connection until it ends. Calls `on_idle` when no tunnel was opened for so long that the owner
+    /// should drop the connection.
     pub async fn run(mut self, mut on_idle: impl FnMut()) {
         let _retire = Retire(self.shared.clone());
         let result = poll_fn(|cx| {
@@ -373,10 +373,11 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Driver<IO> {
     }
 }
 
-/// Sets up HTTP/2 as a client on an established connection.
+/// Performs the HTTP/2 handshake as a client on an established TLS connection.
 ///
 /// # Errors
-/// When the peer does not accept our preface in time.
+///
+/// When the peer does not complete the handshake in time.
 pub async fn handshake<IO: AsyncRead + AsyncWrite + Unpin>(
     io: IO,
     settings: &Settings,

@@ -1,7 +1,7 @@
-//! Large reads under TLS.
+//! Reads large pieces from the socket under TLS.
 //!
-//! The TLS library reads 4 KiB at a time. Here a read takes all that the socket has, up to [`SCRATCH`], and returns it
-//! in pieces. The buffer belongs to the worker thread and is a connection's only while it holds bytes, so idle
+//! The TLS library reads 4 KiB at a time. Here a read takes all that the socket has, up to [`SCRATCH`], and returns
+//! it in pieces. The buffer belongs to the worker thread and is a connection's only while it holds bytes, so idle
 //! connections have none.
 
 use std::{
@@ -19,19 +19,19 @@ use tokio_util::io::poll_read_buf;
 
 use crate::{scratch::SCRATCH, withdrawal};
 
-/// Maximum buffers that a thread reuses for its reads.
+/// Maximum free buffers that a thread keeps for later reads.
 const MAX_FREE_BUFFERS: usize = 2;
 
 thread_local! {
     static FREE: RefCell<Vec<BytesMut>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A connection read in large pieces.
+/// Connection whose socket is read in large pieces.
 pub struct Coarse<IO> {
     io: IO,
     /// Bytes that were read but not returned yet; has capacity only while it holds bytes.
     buffered: BytesMut,
-    /// Completes when the connection must be closed because its peer is no longer accepted.
+    /// Future that completes when the connection must be closed, because its peer is no longer accepted.
     withdrawn: Option<Pin<Box<dyn Future<Output = Withdrawal> + Send>>>,
 }
 
@@ -44,7 +44,7 @@ impl<IO: fmt::Debug> fmt::Debug for Coarse<IO> {
 }
 
 impl<IO> Coarse<IO> {
-    /// Reads `io` in large pieces.
+    /// Wraps `io`, which is then read in large pieces.
     pub fn new(io: IO) -> Self {
         Self {
             io,
@@ -53,7 +53,7 @@ impl<IO> Coarse<IO> {
         }
     }
 
-    /// Makes reads fail once `withdrawn` completes.
+    /// Makes reads fail once `withdrawn` completes, because the peer is no longer accepted.
     pub(crate) fn end_when(
         &mut self,
         withdrawn: impl Future<Output = Withdrawal> + Send + 'static,

@@ -1,5 +1,5 @@
-//! State that an HBONE connection shares with its tunnels: their number, the time of the last one,
-//! and whether tunnels with data to send make progress. Nothing here does IO.
+//! State that an HBONE connection shares with its tunnels: how many there are, when the last one was opened, and
+//! whether tunnels with data to send make progress. The module does no IO.
 
 use std::{
     fmt,
@@ -13,25 +13,25 @@ use std::{
 use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 
-/// Time without progress of any tunnel after which a connection counts as stalled.
+/// Time after which a connection counts as stalled if none of its blocked tunnels could send.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
 
-/// Permit that is held as long as a connection lasts, for connection limits.
+/// Permit of a connection limit, which is held until the connection closes.
 pub trait Permit: fmt::Debug + Send {}
 
 impl<T: fmt::Debug + Send> Permit for T {}
 
-/// Liveness of the workload at the other end of a connection.
+/// Liveness of the workload at the other end of a connection, by the control plane's records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Liveness {
-    /// The workload is published, so responses are expected.
+    /// The workload's record is in place, so it is expected to respond.
     #[default]
     Expected,
-    /// The workload is not ready, or is terminating: its connections are checked often, and go on as long as it
-    /// answers.
+    /// The workload is not ready, or is terminating: its connections are checked often, and continue while it
+    /// responds.
     Doubtful,
-    /// Removed by the control plane, or its address was reassigned: its connections take no more tunnels, and are
-    /// closed when the peer does not respond or after a time.
+    /// The control plane removed the workload, or reassigned its address: its connections take no more tunnels, and
+    /// are closed when the peer does not respond, or after a time limit.
     Gone,
 }
 
@@ -45,27 +45,27 @@ impl Liveness {
     }
 }
 
-/// The state of a connection that its owner, its driver and its tunnels share.
+/// State of a connection that its owner, its driver and its tunnels share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) streams: AtomicUsize,
-    /// Milliseconds from `born` to the last tunnel opened.
+    /// Milliseconds from `born` to the opening of the last tunnel.
     pub(crate) last_used_ms: AtomicUsize,
     pub(crate) born: Instant,
-    /// Whether the connection only serves its existing tunnels.
+    /// Whether the connection takes no more tunnels and only serves its existing ones.
     pub(crate) retired: AtomicBool,
-    /// Tunnels with data that the peer's windows do not allow to be sent.
+    /// Number of tunnels with data to send for which the peer's windows have no room.
     pub(crate) blocked: AtomicUsize,
-    /// Milliseconds from `born` to the last time that a blocked tunnel could send, or that the
-    /// first one was blocked.
+    /// Milliseconds from `born` to the last time that a blocked tunnel could send, or that the first tunnel was
+    /// blocked.
     pub(crate) last_progress_ms: AtomicUsize,
     liveness: AtomicU8,
-    /// The driver, which acts upon a change of `liveness`.
+    /// Waker of the connection's driver, which acts upon a change of `liveness`.
     pub(crate) driver: AtomicWaker,
 }
 
 impl Shared {
-    /// Creates the lease state of a new connection.
+    /// Creates the state of a new connection without tunnels.
     pub(crate) fn new() -> Self {
         Self {
             streams: AtomicUsize::new(0),
@@ -83,7 +83,7 @@ impl Shared {
         Liveness::from_number(self.liveness.load(Ordering::Acquire))
     }
 
-    /// Sets the liveness of the peer.
+    /// Sets the liveness of the workload at the other end.
     pub(crate) fn set_liveness(&self, liveness: Liveness) {
         if liveness == Liveness::Gone {
             self.retired.store(true, Ordering::Relaxed);
@@ -107,7 +107,7 @@ impl Shared {
         self.last_used_ms.store(self.now_ms(), Ordering::Relaxed);
     }
 
-    /// Whether tunnels wait for the peer's windows, and none of them could send anything for [`STALLED_AFTER`].
+    /// Whether tunnels are blocked by the peer's windows, and none of them could send anything for [`STALLED_AFTER`].
     pub(crate) fn is_stalled(&self) -> bool {
         let since = Duration::from_millis(self.last_progress_ms.load(Ordering::Relaxed) as u64);
         self.blocked.load(Ordering::Relaxed) > 0
@@ -115,7 +115,7 @@ impl Shared {
     }
 }
 
-/// A tunnel's slot on its connection, released when dropped.
+/// Stream slot of a tunnel on its connection, released on drop.
 #[derive(Debug)]
 pub(crate) struct Lease {
     shared: Arc<Shared>,
@@ -132,8 +132,7 @@ impl Lease {
         }
     }
 
-    /// Records that the tunnel has data to send that the peer's windows do not allow, or allow
-    /// again.
+    /// Records whether the peer's windows block the tunnel's data.
     pub(crate) fn set_blocked(&mut self, is_blocked: bool) {
         if self.is_blocked == is_blocked {
             return;

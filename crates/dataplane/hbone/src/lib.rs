@@ -1,8 +1,8 @@
-//! HBONE: HTTP/2 CONNECT tunnels over mTLS, the pool of connections, the copy loops.
+//! HBONE: HTTP/2 CONNECT tunnels over mTLS, the pool of connections, and the relay between tunnels and sockets.
 //!
-//! Everything here belongs to one worker thread: a connection, the pool entry that owns it and the
-//! tunnels on it never cross threads, so nothing on the data path waits for another thread. Takes
-//! addresses, TLS configurations and requests; decides nothing about routing or authorization.
+//! Everything here belongs to one worker thread: a connection, the pool entry that owns it and the tunnels on it
+//! never cross threads, so nothing on the data path waits for another thread. The crate takes addresses, TLS
+//! configurations and requests, and decides nothing about routing or authorization.
 #![forbid(unsafe_code)]
 
 pub mod client;

@@ -1,7 +1,7 @@
-//! A piece of data passed to HTTP/2 for sending, and how to wait until it has been sent.
+//! Data passed to HTTP/2 for sending, with a way to wait until it has been sent.
 //!
-//! A reset drops the unsent data of its stream. Before a stream is reset because the connection behind it
-//! broke, the earlier bytes must therefore have been sent.
+//! A reset drops the unsent data of its stream. Before a stream is reset because the connection behind it broke, the
+//! earlier bytes must therefore have been sent.
 
 use std::{
     sync::{
@@ -14,7 +14,7 @@ use std::{
 use bytes::{Buf, Bytes};
 use futures_util::task::AtomicWaker;
 
-/// Counts the pieces of one stream that HTTP/2 still has.
+/// Counter of one stream's data frames that HTTP/2 has queued and not sent.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unsent(Arc<Inner>);
 
@@ -25,7 +25,7 @@ struct Inner {
 }
 
 impl Unsent {
-    /// Ready once nothing is waiting to be sent.
+    /// Completes when the stream has no data that waits to be sent.
     pub(crate) fn poll_none(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.0.waiting.register(cx.waker());
         if self.0.pieces.load(Ordering::Acquire) == 0 {
@@ -36,7 +36,7 @@ impl Unsent {
     }
 }
 
-/// Bytes in HTTP/2's queue; HTTP/2 drops the value when they are sent, or never will be.
+/// Bytes in HTTP/2's send queue; HTTP/2 drops the value once they are sent, or cannot be.
 #[derive(Debug)]
 pub(crate) struct Piece {
     bytes: Bytes,

@@ -1,4 +1,5 @@
-//! Liveness of a connection: when to send a PING, and when to give the connection up.
+//! Liveness check of a connection: when to send a PING, and when to close the connection for a missing
+//! acknowledgement.
 
 use std::{
     pin::Pin,
@@ -11,19 +12,19 @@ use tokio::time::{Instant, Sleep};
 
 use crate::{Settings, lease::Liveness};
 
-/// Interval of pings to a peer that is suspected or known to be gone.
+/// Interval of PINGs to a peer whose workload is not ready or removed.
 const CLOSE_INTERVAL: Duration = Duration::from_secs(1);
-/// PING timeout of a suspected peer. Its proxy responds to PINGs, not the unready application.
+/// PING timeout of a peer whose workload is not ready. Its proxy acknowledges PINGs, not the unready application.
 const DOUBTFUL_TIMEOUT: Duration = Duration::from_secs(5);
-/// PING timeout of a removed peer, which most probably does not respond.
+/// PING timeout of a peer whose workload was removed; most probably it does not respond.
 const GONE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Error of a peer that did not acknowledge a PING in time.
+/// Error of a peer that did not acknowledge a PING within this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the peer did not answer an HTTP/2 PING within {0:?}")]
 pub struct PingTimeout(Duration);
 
-/// Next action of the pinger.
+/// Action that the state machine of PINGs requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Effect {
     Ping,
@@ -47,14 +48,13 @@ impl State {
         (Effect::Ping, self.timeout)
     }
 
-    /// Handles the acknowledgement, and returns the time to the next PING.
+    /// Handles a PING's acknowledgement, and returns the time to the next PING.
     fn on_pong(&mut self) -> Duration {
         self.awaiting = false;
         self.interval
     }
 
-    /// Returns the time until the timer fires, after the interval and timeout of the checks
-    /// changed.
+    /// Handles a new interval and timeout of PINGs: returns the time until the timer fires.
     fn on_change(&mut self, interval: Duration, timeout: Duration) -> Duration {
         self.interval = interval;
         self.timeout = timeout;
@@ -65,13 +65,13 @@ impl State {
     }
 }
 
-/// Checks that one connection is alive. Polled with the connection it belongs to.
+/// Checks by PINGs that one connection is alive; polled along with that connection.
 #[derive(Debug)]
 pub(crate) struct Pinger {
     ping: Option<PingPong>,
     state: State,
     timer: Pin<Box<Sleep>>,
-    /// Interval and timeout for a healthy peer.
+    /// Interval and timeout of PINGs to a peer that is expected to respond.
     usual: (Duration, Duration),
 }
 
@@ -91,7 +91,7 @@ impl Pinger {
         }
     }
 
-    /// Adapts the interval and timeout to the peer's liveness, beginning now.
+    /// Adapts the interval and timeout to the peer's liveness, from now on.
     pub(crate) fn follow(&mut self, liveness: Liveness) {
         let (interval, timeout) = match liveness {
             Liveness::Expected => self.usual,
@@ -102,7 +102,8 @@ impl Pinger {
         self.timer.as_mut().reset(Instant::now() + wait);
     }
 
-    /// Polls the pinger: pending while the peer acknowledges. `on_tick` runs once per interval.
+    /// Sends PINGs and checks their acknowledgements; ready with an error when one is missing. `on_tick` is called
+    /// once per interval.
     pub(crate) fn poll(
         &mut self,
         cx: &mut Context<'_>,

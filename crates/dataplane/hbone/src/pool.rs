@@ -1,9 +1,9 @@
-//! One pod's HBONE connections, shared by its outgoing tunnels. One pool a pod and worker thread.
+//! Pool of one pod's outbound HBONE connections on one worker thread.
 //!
-//! Connections are shared by tunnels of the same source identity, expected server identities,
-//! destination address and source address. While one is being set up, all who need it wait for the
-//! outcome, failure included; several are kept when one cannot carry all tunnels, or the peer's windows
-//! let none of its tunnels send.
+//! Tunnels share a connection if they have the same source identity, expected server identities, destination address
+//! and source address. While a connection is being opened, all tunnels that need it wait for the result, failure
+//! included. There are several connections for a key when one cannot carry all tunnels, or the peer's flow control
+//! blocks all tunnels of one.
 
 use std::{
     collections::HashMap,
@@ -27,25 +27,26 @@ use crate::{
     piece::Piece,
 };
 
-/// Connections of one key up to which a stalled one gets no further tunnels, and another connection is opened instead.
+/// Maximum connections of one key that are opened because existing ones are stalled; beyond it, stalled connections
+/// get further tunnels.
 const MAX_STALLED_CONNECTIONS: usize = 8;
 
 type Leased = (h2::client::SendRequest<Piece>, Lease);
 type Outcome = Result<(), Arc<DialError>>;
 
-/// The key by which tunnels share a connection.
+/// Key of a pooled connection: tunnels with equal keys share it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PoolKey {
-    /// The identity of the certificate we present.
+    /// Identity of the client certificate.
     pub source: Identity,
-    /// Accepted server identities.
+    /// Identities that the server may present.
     pub expected: Vec<Identity>,
-    /// UID of the workload at the other end. An address that is reassigned to another workload is
-    /// another key: connections to the previous workload are of no use.
+    /// Uid of the workload at the other end, so that an address that is reassigned to another workload gets a new
+    /// connection.
     pub workload: ArcStr,
     /// Address of the peer.
     pub destination: SocketAddr,
-    /// Source address, the pod's own.
+    /// Source address of the connection, the pod's own.
     pub source_ip: IpAddr,
 }
 
@@ -68,7 +69,7 @@ struct State {
     draining: bool,
 }
 
-/// Pool of HBONE connections. Cheap to clone.
+/// Pool of outbound HBONE connections. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Pool {
     state: Arc<Mutex<State>>,
@@ -83,7 +84,7 @@ pub struct WeakPool {
 }
 
 impl WeakPool {
-    /// Returns the pool, if it still exists.
+    /// Returns the pool, unless it was dropped.
     pub fn upgrade(&self) -> Option<Pool> {
         Some(Pool {
             state: self.state.upgrade()?,
@@ -92,20 +93,19 @@ impl WeakPool {
     }
 }
 
-/// Limits of a new connection, where they differ from the pool's, and a permit that is held until
-/// the connection closes.
+/// HTTP/2 limits of a new connection in place of the pool's, and a permit that is held until the connection closes.
 #[derive(Debug)]
 pub struct Reserved {
-    /// Limits of the connection.
+    /// HTTP/2 limits of the connection.
     pub settings: Arc<Settings>,
-    /// Permit that is dropped with the connection.
+    /// Permit that is released when the connection closes.
     pub permit: Box<dyn Permit>,
 }
 
-/// Called before a connection is set up.
+/// Takes a permit before a new connection is opened; `None` opens it with the pool's limits and without a permit.
 type Reserve<'a> = &'a (dyn Fn() -> Result<Option<Reserved>, DialError> + Sync);
 
-/// Result of a lookup in the pool.
+/// Result of looking up a key in the pool.
 enum Lookup {
     Leased(Leased),
     Wait(oneshot::Receiver<Outcome>),
@@ -122,12 +122,12 @@ impl Pool {
         }
     }
 
-    /// The settings its connections have.
+    /// Returns the HTTP/2 limits of the pool's connections.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Number of connections, for tests and dumps.
+    /// Returns the number of connections, for tests and dumps.
     pub fn connections(&self) -> usize {
         self.state
             .lock()
@@ -137,13 +137,13 @@ impl Pool {
             .sum()
     }
 
-    /// Opens a tunnel to `authority` on a pooled connection, or on a new one that `dial` sets up to
-    /// the point where HTTP/2 begins. A pooled connection that turns out to be closing, closed or
-    /// full is replaced once, and so is a new one that the peer cuts off, as a proxy that dies meanwhile
-    /// does: nothing of the application has been sent then.
+    /// Opens a tunnel to `authority` on a pooled connection, or on a new one that `dial` opens up to and including
+    /// TLS. A pooled connection that turns out to be closing, closed or full is replaced once; so is a new one that
+    /// the peer closes at once, for instance since its proxy dies meanwhile. No application data has been sent then.
     ///
     /// # Errors
-    /// When no connection can be set up, or the peer refuses the tunnel.
+    ///
+    /// When no connection can be opened, or the peer refuses the tunnel.
     pub async fn tunnel<IO, F>(
         &self,
         key: &Arc<PoolKey>,
@@ -159,10 +159,12 @@ impl Pool {
             .await
     }
 
-    /// [`Self::tunnel`], where a new connection has the limits that `reserve` returns.
+    /// Opens a tunnel like [`Self::tunnel`], on a connection that has, if it is new, the limits that `reserve`
+    /// returns.
     ///
     /// # Errors
-    /// When no connection can be set up, or the peer refuses the tunnel.
+    ///
+    /// When no connection can be opened, or the peer refuses the tunnel.
     pub async fn tunnel_within<IO, F>(
         &self,
         key: &Arc<PoolKey>,
@@ -186,7 +188,7 @@ impl Pool {
         .map_err(|(error, _fresh)| error)
     }
 
-    /// Makes one attempt. An error also reports whether the attempt used a connection made for it.
+    /// Makes one attempt to open a tunnel. An error also reports whether the attempt opened its own connection.
     async fn open<IO, F>(
         &self,
         key: &Arc<PoolKey>,
@@ -212,7 +214,7 @@ impl Pool {
         state.entries.clear();
     }
 
-    /// Returns a weak reference.
+    /// Returns a weak reference to the pool.
     pub fn downgrade(&self) -> WeakPool {
         WeakPool {
             state: Arc::downgrade(&self.state),
@@ -220,8 +222,8 @@ impl Pool {
         }
     }
 
-    /// Applies the liveness of peers that `liveness` reports. Connections to removed peers get no more tunnels, and are
-    /// closed as soon as the peer does not respond.
+    /// Updates the liveness of each connection's peer for which `liveness` returns a value. Connections to removed
+    /// peers get no more tunnels, and are closed as soon as the peer does not respond.
     pub fn review(&self, liveness: impl Fn(&PoolKey) -> Option<Liveness>) {
         let mut state = self.state.lock();
         state.entries.retain(|key, entry| {
@@ -238,7 +240,7 @@ impl Pool {
         });
     }
 
-    /// Returns a lease of a connection, and whether the connection was made for it.
+    /// Reserves a stream slot on a connection; also returns whether the connection was opened for it.
     async fn lease<IO, F>(
         &self,
         key: &Arc<PoolKey>,
@@ -327,7 +329,7 @@ impl Pool {
     }
 }
 
-/// Removes connections that take no more tunnels, and the entry when it is empty.
+/// Removes connections of a key that take no more tunnels, and the key when none are left.
 fn sweep(state: &Mutex<State>, key: &PoolKey) {
     let mut state = state.lock();
     if let Some(entry) = state.entries.get_mut(key) {
@@ -338,8 +340,8 @@ fn sweep(state: &Mutex<State>, key: &PoolKey) {
     }
 }
 
-/// A connection that is being dialed. Dropped without an outcome (the caller was cancelled), it
-/// wakes the waiters, one of which takes over.
+/// Guard of a connection that is being opened. If it is dropped without a result (the caller was cancelled), it wakes
+/// the waiting tunnels, one of which opens the connection instead.
 struct Dialing<'a> {
     pool: &'a Pool,
     key: &'a Arc<PoolKey>,

@@ -1,14 +1,13 @@
-//! Names of the policies by which a node proxy refuses a tunnel, on the response that refuses it.
+//! Header that names the policies for which a node proxy refuses a tunnel.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Header of a refusing response: the policies that refuse the tunnel, as `namespace/name`, separated by commas.
+/// Response header with the policies that deny the tunnel, as `namespace/name`, separated by commas.
 pub const REFUSED_BY: HeaderName = HeaderName::from_static("x-ambit-refused-by");
 
-/// Maximum policies that a refusal names.
+/// Maximum policies that the header names.
 const MAX_POLICIES: usize = 4;
-/// Maximum length of an accepted value: [`MAX_POLICIES`] of the longest namespaces and policy
-/// names.
+/// Maximum length of an accepted header value, in bytes: [`MAX_POLICIES`] names of maximum length.
 const MAX_VALUE_BYTES: usize = MAX_POLICIES * (63 + 1 + 253 + 2);
 
 /// Returns the header that names the first [`MAX_POLICIES`] of `policies`; `None` if there are
@@ -25,8 +24,8 @@ pub fn naming<'a>(policies: impl IntoIterator<Item = &'a str>) -> HeaderMap {
     headers
 }
 
-/// Returns the policies that a response names. They appear in logs and responses, so a value with
-/// characters that names cannot have is ignored.
+/// Returns the policies that a response's header names. They appear in logs and responses, so a value with characters
+/// that names cannot have is ignored.
 pub(crate) fn named(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(REFUSED_BY)?.to_str().ok()?;
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._/".contains(&byte);

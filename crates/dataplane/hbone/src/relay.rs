@@ -1,13 +1,13 @@
-//! The copy loops: an application's socket and a tunnel, two sockets, or two tunnels.
+//! Relay: copies between an application's socket and a tunnel, two sockets, or two tunnels.
 //!
-//! Both directions of a connection are in one task. Each ends by itself: an end of data is passed on as
-//! such (END_STREAM, `shutdown`), and the connection is over when both have ended. Bytes are read only
-//! when the previous ones have been written, and receive-window credit is returned to the peer only as
-//! the application reads its bytes, so a slow reader needs no more memory than that window.
+//! Both directions of a connection are in one task. Each ends by itself: an end of data is passed on as such
+//! (END_STREAM, `shutdown`), and the connection is over when both have ended. Bytes are read only when the previous
+//! ones have been written, and receive-window credit is returned to the peer only as the application reads its bytes,
+//! so a slow reader needs no more memory than that window.
 //!
-//! A side that breaks (a reset, a dead connection) is never passed on as an end of data. The bytes
-//! it sent before are delivered, as in TCP, within [`ends::LAST_BYTES`]; then the tunnel is reset,
-//! and the caller resets its sockets, as it does for every relay that does not end with `Ok`.
+//! A side that breaks (a reset, a dead connection) is never passed on as an end of data. The bytes it sent before are
+//! delivered, as in TCP, within [`ends::LAST_BYTES`]; then the tunnel is reset, and the caller resets its sockets, as
+//! it does for every relay that does not end with `Ok`.
 
 use std::{future::poll_fn, io, task::Poll};
 
@@ -75,7 +75,7 @@ where
     result
 }
 
-/// Resets a tunnel after its pending data was sent, or after a timeout.
+/// Resets a tunnel once its pending data has been sent, or after a timeout.
 async fn reset_when_sent(tunnel: &mut Tunnel, last_bytes_timer: &mut LastBytesTimer) {
     poll_fn(|cx| match tunnel.unsent.poll_none(cx) {
         Poll::Pending => last_bytes_timer.poll(cx),
@@ -164,8 +164,7 @@ where
     .await
 }
 
-/// Whether the error only reports that a peer disconnected, which every TCP peer may do at any
-/// time.
+/// Whether the error only reports that the peer disconnected, as it may at any time.
 pub(crate) fn is_gone(error: &io::Error) -> bool {
     matches!(
         error.kind(),

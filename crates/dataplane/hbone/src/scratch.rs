@@ -1,8 +1,8 @@
-//! One read buffer a worker thread, shared by all its connections.
+//! Read buffer of a worker thread, shared by all its connections.
 //!
-//! A connection uses the buffer only while it reads, so idle ones need none. The bytes read are returned
-//! as [`Bytes`]: small pieces are copied, so that a slow peer never pins the buffer; large ones take
-//! their part of it along.
+//! A connection uses the buffer only while it reads, so idle ones need none. The bytes read are returned as
+//! [`Bytes`]: small pieces are copied, so that a slow peer never pins the buffer; large ones are split off the buffer
+//! without a copy.
 
 use std::{
     cell::RefCell,
@@ -20,14 +20,14 @@ use tokio_util::io::poll_read_buf;
 /// next bytes with the response) costs more than the bytes. Memory is used only as far as reads
 /// fill it.
 pub(crate) const SCRATCH: usize = 512 << 10;
-/// Size up to which pieces are copied.
+/// Maximum size of pieces that are copied out of the buffer, in bytes.
 const MAX_COPIED_BYTES: usize = 8 << 10;
 
 thread_local! {
     static BUFFER: RefCell<BytesMut> = RefCell::new(BytesMut::new());
 }
 
-/// Reads once, at most `limit` bytes. Empty means the end.
+/// Reads once, at most `limit` bytes. An empty result is the end of data.
 pub(crate) fn poll_read<R: AsyncRead + Unpin>(
     reader: &mut R,
     cx: &mut Context<'_>,
@@ -45,8 +45,8 @@ pub(crate) fn poll_read<R: AsyncRead + Unpin>(
     })
 }
 
-/// Reads once and passes the bytes to `write`; the part that it does not accept is copied and returned. `None` means
-/// the end.
+/// Reads once and passes the bytes to `write`; bytes that it does not accept are copied and returned. `None` is the
+/// end of data.
 pub(crate) fn poll_pass<R: AsyncRead + Unpin>(
     reader: &mut R,
     cx: &mut Context<'_>,

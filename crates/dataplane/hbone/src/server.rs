@@ -1,4 +1,4 @@
-//! The server side of an HBONE connection: receives CONNECT requests, and returns tunnels.
+//! Server side of an HBONE connection: receives CONNECT requests, and accepts them as tunnels.
 
 use std::{
     future::Future,
@@ -27,7 +27,7 @@ use crate::{
     windows::Windows,
 };
 
-/// Error that ended a connection before both sides had finished.
+/// Error that ended a connection before both peers had closed it.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The peer did not send its preface and settings in time.
@@ -36,15 +36,15 @@ pub enum ServeError {
     /// The peer's preface was invalid.
     #[error("http2 handshake failed")]
     Handshake(#[source] h2::Error),
-    /// The peer broke the protocol, or went away.
+    /// The peer violated the protocol, or disconnected.
     #[error("http2 connection failed")]
     Connection(#[source] h2::Error),
-    /// The peer does not acknowledge PINGs.
+    /// The peer did not acknowledge a PING in time.
     #[error(transparent)]
     Silent(#[from] PingTimeout),
 }
 
-/// One request on a connection. Dropping it resets the stream.
+/// Request on a connection, which may become a tunnel. Dropping it resets the stream.
 #[derive(Debug)]
 pub struct Incoming {
     request: Request<RecvStream>,
@@ -52,25 +52,26 @@ pub struct Incoming {
     open: OpenStream,
 }
 
-/// Why a request cannot open a tunnel.
+/// Reason why a request cannot open a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IncomingError {
     /// The method is not CONNECT.
     #[error("the method is not CONNECT")]
     Method,
-    /// Extended CONNECT, or a target with a path.
+    /// The request is an extended CONNECT, or its target has a path.
     #[error("the request has no plain authority")]
     NoAuthority,
-    /// An authority that is not `host:port`.
+    /// The authority is not `host:port`.
     #[error(transparent)]
     Authority(#[from] ParseAuthorityError),
 }
 
 impl Incoming {
-    /// Returns the requested destination.
+    /// Returns the destination that the request names.
     ///
     /// # Errors
-    /// When it is not a plain CONNECT to an address or name with a port.
+    ///
+    /// When the request is not a plain CONNECT to an address or name with a port.
     pub fn target(&self) -> Result<Authority, IncomingError> {
         if self.request.method() != Method::CONNECT {
             return Err(IncomingError::Method);
@@ -96,17 +97,17 @@ impl Incoming {
         self.request.headers()
     }
 
-    /// Streams that are open on the connection, with this one.
+    /// Returns the number of open streams on the connection, including this one.
     pub fn open_streams(&self) -> usize {
         self.open.count()
     }
 
-    /// Responds with `status` only. Has no effect if the peer has disconnected.
+    /// Refuses the request with `status`. Has no effect if the peer has disconnected.
     pub fn refuse(self, status: StatusCode) {
         self.refuse_with(status, HeaderMap::new());
     }
 
-    /// Responds with `status` and these headers.
+    /// Refuses the request with `status` and response headers.
     pub fn refuse_with(mut self, status: StatusCode, headers: HeaderMap) {
         let mut response = Response::new(());
         *response.status_mut() = status;
@@ -114,11 +115,11 @@ impl Incoming {
         let _gone = self.respond.send_response(response, true);
     }
 
-    /// Runs `work` unless the peer cancels the request or disconnects: work for a request must not
-    /// outlive it.
+    /// Runs `work` unless the peer cancels the request or disconnects: work for a request must not outlive it.
     ///
     /// # Errors
-    /// How the request ended.
+    ///
+    /// Returns how the request ended.
     pub async fn unless_gone<T>(
         &mut self,
         mut work: Pin<&mut impl Future<Output = T>>,
@@ -132,10 +133,11 @@ impl Incoming {
         .await
     }
 
-    /// Responds with 200, which establishes the tunnel.
+    /// Responds with 200, which opens the tunnel.
     ///
     /// # Errors
-    /// When the peer has gone.
+    ///
+    /// When the peer has disconnected.
     pub fn accept(mut self, headers: HeaderMap) -> Result<Tunnel, h2::Error> {
         let mut response = Response::new(());
         *response.headers_mut() = headers;
@@ -148,12 +150,13 @@ impl Incoming {
     }
 }
 
-/// Serves one connection: every request goes to `handler`, which must not block (it spawns).
+/// Serves one connection: calls `handler` with every request; it must not block but spawn.
 ///
 /// When `drain` ends, GOAWAY stops the peer from opening tunnels, and the connection ends with the last of them.
 ///
 /// # Errors
-/// When the peer breaks the protocol or no longer answers.
+///
+/// When the peer violates the protocol or no longer responds.
 pub async fn serve<IO, D, H>(
     io: IO,
     settings: &Settings,

@@ -1,40 +1,39 @@
-//! The limits of HTTP/2 connections, both roles.
+//! Limits and timers of HBONE connections, on the client and server side.
 
 use std::time::Duration;
 
-/// HTTP/2 limits and timers. The defaults are those of the other implementations of HBONE.
+/// HTTP/2 limits and timers. The defaults are those of other HBONE implementations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Bytes a peer may send on one stream before we have consumed them, while few streams are open.
+    /// Receive window of a stream while few streams are open, in bytes.
     pub stream_window: u32,
     /// Bytes that the streams of a connection share: the more are open, the smaller the window of each, down to
-    /// `min_stream_window`. The window of the connection is larger, so that stalled streams never starve their
-    /// siblings.
+    /// `min_stream_window`. The connection's own window is larger, so that stalled streams never starve others.
     pub connection_window: u32,
-    /// Smallest window of a stream, however many are open. The window of the connection grows by as much with each
-    /// stream that is open beside others.
+    /// Minimum window of a stream, however many are open. The connection's own window grows by as much with each
+    /// further stream.
     pub min_stream_window: u32,
     /// Maximum frame size that is accepted, 16 KiB to 16 MiB.
     pub frame_size: u32,
-    /// Bytes of a stream that may wait in HTTP/2 to be written.
+    /// Maximum bytes of one stream that HTTP/2 queues for sending.
     pub send_buffer: usize,
-    /// Maximum streams of a client connection (the peer may allow fewer).
+    /// Maximum streams on a client connection (the peer may allow fewer).
     pub max_streams: usize,
-    /// Maximum concurrent streams of a peer.
+    /// Maximum concurrent streams that a client may open on a server connection.
     pub max_peer_streams: u32,
-    /// Maximum header list size in a request.
+    /// Maximum header list size of a request, in bytes.
     pub max_request_headers: u32,
-    /// Maximum header list size in a response.
+    /// Maximum header list size of a response, in bytes.
     pub max_response_headers: u32,
     /// Interval of PINGs on a connection.
     pub ping_interval: Duration,
     /// PING timeout after which the connection is closed.
     pub ping_timeout: Duration,
-    /// Time limit for setting up TLS and HTTP/2, each.
+    /// Timeout of the TLS handshake and of the HTTP/2 handshake, each.
     pub handshake_timeout: Duration,
-    /// Time limit for connecting TCP.
+    /// Timeout of the TCP connection.
     pub connect_timeout: Duration,
-    /// A pooled connection that served no new tunnel for this long is closed.
+    /// Time after which a pooled connection is closed if no tunnel was opened on it.
     pub idle_release: Duration,
 }
 

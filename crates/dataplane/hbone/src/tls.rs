@@ -1,4 +1,4 @@
-//! TLS on a tunnel's connection: exactly `h2` by ALPN, no server name, certificates on both sides.
+//! TLS of HBONE connections: ALPN `h2` is required, no server name is sent, and both sides present certificates.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,28 +16,28 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 pub use crate::coarse::Coarse;
 
-/// An established TLS connection.
+/// Established TLS connection, as client or server.
 pub type TlsStream<IO = TcpStream> = tokio_rustls::TlsStream<Coarse<IO>>;
 
-/// Plaintext encrypted before it is written: several records a system call.
+/// Plaintext that is encrypted before it is written, in bytes: several records a system call.
 const WRITE_BUFFER_BYTES: usize = 256 << 10;
 
-/// Why a handshake failed.
+/// Error of a TLS handshake.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// Timeout of the handshake.
+    /// The handshake did not complete within this time.
     #[error("the TLS handshake took longer than {0:?}")]
     Timeout(Duration),
-    /// Refused by either side, or not TLS at all.
+    /// Either side rejected the handshake, or the peer does not speak TLS.
     #[error("the TLS handshake failed")]
     Tls(#[source] std::io::Error),
-    /// The peer does not support HTTP/2.
+    /// The peer does not support HTTP/2 (ALPN `h2`).
     #[error("the peer did not agree on h2 by ALPN")]
     Alpn,
 }
 
 impl HandshakeError {
-    /// Whether the peer disconnected rather than refused the handshake.
+    /// Whether the peer disconnected without rejecting the handshake by an alert.
     pub(crate) fn is_cut_off(&self) -> bool {
         matches!(self, Self::Tls(error) if crate::relay::is_gone(error))
     }
@@ -52,10 +52,11 @@ impl HandshakeError {
     }
 }
 
-/// Does the handshake as a client. The configuration decides which peers are acceptable; no server name
-/// is sent (names of the IP kind never are).
+/// Performs the TLS handshake as a client. The configuration decides which peers are accepted; no server name is sent
+/// (names that are IP addresses never are).
 ///
 /// # Errors
+///
 /// When the handshake fails or takes too long.
 pub async fn connect<IO: AsyncRead + AsyncWrite + Unpin>(
     socket: IO,
@@ -75,9 +76,10 @@ pub async fn connect<IO: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// Does the handshake as a server.
+/// Performs the TLS handshake as a server.
 ///
 /// # Errors
+///
 /// When the handshake fails or takes too long.
 pub async fn accept<IO: AsyncRead + AsyncWrite + Unpin>(
     socket: IO,
@@ -91,12 +93,12 @@ pub async fn accept<IO: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// The peer's certificates, its own first.
+/// Returns the peer's certificate chain, leaf first.
 pub fn peer_certificates<IO>(stream: &TlsStream<IO>) -> &[CertificateDer<'static>] {
     stream.get_ref().1.peer_certificates().unwrap_or_default()
 }
 
-/// Wraps a connection that closes when `withdrawn` completes, since the peer is no longer accepted.
+/// Makes a connection fail once `withdrawn` completes, since the peer is then no longer accepted.
 pub fn end_when_withdrawn<IO>(
     stream: &mut TlsStream<IO>,
     withdrawn: impl Future<Output = Withdrawal> + Send + 'static,

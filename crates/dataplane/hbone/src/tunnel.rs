@@ -1,4 +1,4 @@
-//! One tunnel: an HTTP/2 stream that carries a connection's bytes.
+//! Tunnel: an HTTP/2 stream that carries a connection's bytes.
 
 use std::{
     io,
@@ -19,8 +19,8 @@ use crate::{
     piece::{Piece, Unsent},
 };
 
-/// An established tunnel. Dropping it before both directions have ended resets the stream too, but as
-/// cancelled, which some peers take for an end of data: see [`Self::reset`].
+/// Established tunnel. Dropping it before both directions have ended resets the stream with CANCEL, which some peers
+/// take for an end of data: see [`Self::reset`].
 #[derive(Debug)]
 pub struct Tunnel {
     pub(crate) send: SendStream<Piece>,
@@ -29,14 +29,14 @@ pub struct Tunnel {
     slot: Slot,
 }
 
-/// Stream slot of a tunnel on its connection, released when dropped.
+/// Stream slot of a tunnel on its connection, released on drop.
 #[derive(Debug)]
 pub(crate) enum Slot {
     Client(Lease),
     Server(#[expect(dead_code, reason = "counts while it is held")] OpenStream),
 }
 
-/// Counts as one open stream of a server's connection until dropped.
+/// Guard that counts one open stream of a server connection until dropped.
 #[derive(Debug)]
 pub(crate) struct OpenStream(Arc<AtomicUsize>);
 
@@ -46,7 +46,7 @@ impl OpenStream {
         Self(streams.clone())
     }
 
-    /// Streams that are open on the connection.
+    /// Returns the number of open streams on the connection.
     pub(crate) fn count(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
@@ -68,8 +68,8 @@ impl Tunnel {
         }
     }
 
-    /// Ready when the peer's windows allow some of `len` bytes to be sent; returns how many. `None`
-    /// when the stream accepts no more data.
+    /// Completes when the peer's windows allow some of `len` bytes to be sent, and returns how many; `None` when the
+    /// stream accepts no more data.
     pub(crate) fn poll_capacity(
         &mut self,
         cx: &mut Context<'_>,
@@ -92,13 +92,13 @@ impl Tunnel {
         capacity
     }
 
-    /// Resets the stream: the connection behind the tunnel broke (RFC 9113, section 8.5). Unsent data is
-    /// dropped.
+    /// Resets the stream with CONNECT_ERROR, since the connection behind the tunnel broke (RFC 9113, section 8.5).
+    /// Unsent data is dropped.
     pub fn reset(&mut self) {
         self.send.send_reset(h2::Reason::CONNECT_ERROR);
     }
 
-    /// The tunnel as a byte stream, for another protocol inside it.
+    /// Converts the tunnel to a byte stream, for another protocol inside it.
     pub fn into_io(self) -> TunnelIo {
         TunnelIo {
             tunnel: self,
@@ -108,7 +108,7 @@ impl Tunnel {
     }
 }
 
-/// A tunnel as a byte stream: see [`Tunnel::into_io`].
+/// Tunnel as a byte stream: see [`Tunnel::into_io`].
 #[derive(Debug)]
 pub struct TunnelIo {
     tunnel: Tunnel,
@@ -117,8 +117,8 @@ pub struct TunnelIo {
 }
 
 impl TunnelIo {
-    /// Resets the stream on drop, unless both directions have ended; data that the peer's windows do not allow is
-    /// discarded. Otherwise the stream and its upstream stay open until the peer has read everything.
+    /// Makes dropping the value reset the stream, unless both directions have ended; data that the peer's windows do
+    /// not allow is discarded. Otherwise the stream and its upstream stay open until the peer has read everything.
     pub fn reset_on_drop(&mut self) {
         self.resets = true;
     }
@@ -179,8 +179,8 @@ impl AsyncWrite for TunnelIo {
         Poll::Ready(Ok(n))
     }
 
-    /// Flushes nothing, since the connection sends by itself. Reports a disconnected peer to a writer that has read to
-    /// the end.
+    /// Does nothing, since the connection sends by itself; but reports a disconnected peer to a writer that has read
+    /// to the end.
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut().tunnel.send.poll_reset(cx) {
             Poll::Pending => Poll::Ready(Ok(())),

@@ -1,35 +1,35 @@
-//! Receive windows of one HTTP/2 connection that no sum of stalled streams can fill.
+//! Receive windows of one HTTP/2 connection, sized so that stalled streams can never fill the connection's window.
 //!
-//! A stream whose reader has stopped holds what it received, and with it a part of the window of its
-//! connection. Few streams get large windows, so that one of them fills a long path; the more streams are open,
-//! the smaller the window of each. The connection's window is larger than all that streams can hold then, whatever
-//! the order in which they open, stall and end: of the streams that hold more than `w` bytes, each was open when
-//! the last of them received its share, so there are at most as many as share `w`.
+//! A stream whose reader has stopped holds what it received, and with it a part of the window of its connection. Few
+//! streams get large windows, so that one of them fills a long path; the more streams are open, the smaller the
+//! window of each. The connection's window is larger than all that streams can hold then, whatever the order in which
+//! they open, stall and end: of the streams that hold more than `w` bytes, each was open when the last of them
+//! received its share, so there are at most as many as share `w`.
 
 use crate::settings::Settings;
 
-/// Maximum window of HTTP/2, in bytes.
+/// Maximum HTTP/2 flow-control window, in bytes.
 const MAX_WINDOW: u32 = (1 << 31) - 1;
 
-/// The window of each stream, as the number of open streams changes.
+/// Computes the receive windows of the streams and of the connection, as the number of open streams changes.
 #[derive(Clone, Debug)]
 pub(crate) struct Windows {
     /// Window of each stream while few streams are open, in bytes.
     stream: u32,
     /// Minimum window of a stream in bytes, however many are open.
     smallest: u32,
-    /// Bytes that the streams share until each has the smallest window.
+    /// Bytes that the streams share until each has the minimum window.
     shared: u32,
     /// Maximum concurrent streams.
     max_streams: usize,
     /// Stream window that was last announced to the peer.
     announced: u32,
-    /// Maximum number of concurrent streams so far.
+    /// Maximum number of streams that were open at once so far.
     peak: usize,
 }
 
 impl Windows {
-    /// Computes the windows of a connection on which the peer may have `max_streams` streams.
+    /// Computes the windows of a connection on which the peer may open `max_streams` streams.
     pub(crate) fn new(settings: &Settings, max_streams: usize) -> Self {
         let shared = settings.connection_window.max(settings.stream_window);
         Self {
@@ -42,13 +42,13 @@ impl Windows {
         }
     }
 
-    /// Window of each stream before any is open.
+    /// Returns the initial window of each stream, before any is open.
     pub(crate) fn initial(&self) -> u32 {
         self.stream
     }
 
-    /// Returns the connection window for up to this many open streams: the sum of their windows, plus the shared memory
-    /// for data sent before the peer learned of a smaller window.
+    /// Returns the connection's window for up to this many open streams: the sum of their windows, plus the shared
+    /// bytes, for data that the peer sends before it learns of a smaller window.
     pub(crate) fn connection(&self, streams: usize) -> u32 {
         let beyond_smallest: u64 = (1..=self.max_streams)
             .map(|streams| u64::from(self.of_each(streams) - self.smallest))
@@ -68,8 +68,8 @@ impl Windows {
         (self.shared / sharing).clamp(self.smallest, self.stream)
     }
 
-    /// Returns the window to announce for this many open streams, if it changed. It grows again only after half of the
-    /// streams have ended, to limit the number of SETTINGS frames.
+    /// Returns the stream window to announce for this many open streams, if it changed. It grows again only after
+    /// half of the streams have ended, to limit the number of SETTINGS frames.
     pub(crate) fn next(&self, streams: usize) -> Option<u32> {
         let now = self.of_each(streams);
         if now < self.announced {
@@ -79,8 +79,8 @@ impl Windows {
         (with_twice_as_many > self.announced).then_some(with_twice_as_many)
     }
 
-    /// Returns the connection window for this number of open streams, if it is a new maximum. The
-    /// window never shrinks: the peer need not use it at once.
+    /// Returns the connection's window for this many open streams, if it is a new maximum. It never shrinks: the peer
+    /// need not use it at once.
     pub(crate) fn grown(&mut self, streams: usize) -> Option<u32> {
         let is_peak = streams > self.peak;
         is_peak.then(|| {
@@ -89,21 +89,21 @@ impl Windows {
         })
     }
 
-    /// Announces this window to the peer.
+    /// Records that this stream window was announced to the peer.
     pub(crate) fn announce(&mut self, window: u32) {
         self.announced = window;
     }
 }
 
 impl Settings {
-    /// Bytes that a peer's connection without streams may make a server hold; each stream beside others adds
+    /// Returns the bytes that a peer's connection without streams may make a server hold; each further stream adds
     /// [`Self::stream_bytes`].
     pub fn server_bytes(&self) -> usize {
         let streams = usize::try_from(self.max_peer_streams).unwrap_or(usize::MAX);
         self.connection_bytes(streams)
     }
 
-    /// Memory of a connection to a server, in bytes.
+    /// Returns the bytes that a connection to a server may make the client hold.
     pub fn client_bytes(&self) -> usize {
         self.connection_bytes(self.max_streams)
     }
@@ -113,7 +113,7 @@ impl Settings {
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 
-    /// Bytes by which the window of a connection grows with a stream.
+    /// Returns the bytes by which the connection's window grows with a stream.
     pub fn stream_bytes(&self) -> usize {
         let bytes = self.min_stream_window.min(self.stream_window);
         usize::try_from(bytes).unwrap_or(usize::MAX)

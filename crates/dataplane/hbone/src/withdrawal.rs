@@ -1,10 +1,11 @@
-//! The error of reads from a connection whose peer is no longer accepted.
+//! Error of reading from a connection whose peer is no longer accepted, for instance since its certificate was
+//! revoked.
 
 use std::io::{Error, ErrorKind};
 
 use ambit_tls::Withdrawal;
 
-/// Kind of the error: no operating system returns it for a socket that was already open.
+/// Kind of the IO error: no operating system returns it for a socket that was already open.
 const WITHDRAWN: ErrorKind = ErrorKind::PermissionDenied;
 
 pub(crate) fn error(why: Withdrawal) -> Error {
@@ -17,7 +18,8 @@ pub(crate) fn error(why: Withdrawal) -> Error {
     Error::new(WITHDRAWN, text)
 }
 
-/// Whether a tunnel ended because its peer is no longer accepted. HTTP/2 keeps the kind of an error, not its type.
+/// Whether a tunnel ended because its peer is no longer accepted. HTTP/2 preserves the kind of an IO error, not its
+/// type.
 pub(crate) fn ended(error: &h2::Error) -> bool {
     error
         .get_io()

@@ -1,12 +1,12 @@
-//! Signature algorithms (RFC 7518, section 3.1; RFC 8037). Algorithms with a shared secret and
-//! `none` are unsupported: a key set is public.
+//! Signature algorithms of tokens (RFC 7518, section 3.1; RFC 8037). Algorithms with a shared secret and `none` are
+//! unsupported: a key set is public.
 
 use aws_lc_rs::{
     rsa::PublicKeyComponents,
     signature::{self as lc, ParsedPublicKey, RsaParameters, VerificationAlgorithm},
 };
 
-/// Algorithm of signatures.
+/// Signature algorithm of a token (`alg`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Algorithm {
     Rs256,
@@ -21,11 +21,11 @@ pub(crate) enum Algorithm {
     EdDsa,
 }
 
-/// Range of bits of an RSA key's modulus.
+/// Accepted sizes of an RSA key's modulus, in bits.
 const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=8192;
 
 impl Algorithm {
-    /// Algorithms of RSA keys.
+    /// Algorithms that an RSA key can be used with.
     pub(crate) const RSA: [Self; 6] = [
         Self::Rs256,
         Self::Rs384,
@@ -35,7 +35,7 @@ impl Algorithm {
         Self::Ps512,
     ];
 
-    /// Returns the algorithm by its case-sensitive name in tokens and keys.
+    /// Returns the algorithm with a case-sensitive `alg` name.
     pub(crate) fn named(name: &str) -> Option<Self> {
         Some(match name {
             "RS256" => Self::Rs256,
@@ -53,7 +53,7 @@ impl Algorithm {
         })
     }
 
-    /// Builds an RSA key; `None` for other algorithms and invalid keys.
+    /// Builds an RSA public key from modulus and exponent; `None` for other algorithms and invalid keys.
     pub(crate) fn rsa_key(self, n: &[u8], e: &[u8]) -> Option<ParsedPublicKey> {
         let parameters: &'static RsaParameters = match self {
             Self::Rs256 => &lc::RSA_PKCS1_2048_8192_SHA256,
@@ -77,7 +77,7 @@ impl Algorithm {
         components.to_parsed_public_key(parameters).ok()
     }
 
-    /// Builds a key of an elliptic curve, for the one algorithm of the curve.
+    /// Builds a public key on an elliptic curve, and returns the one algorithm that uses the curve.
     pub(crate) fn curve_key(curve: &str, x: &[u8], y: &[u8]) -> Option<(Self, ParsedPublicKey)> {
         let (algorithm, parameters, size): (_, &'static dyn VerificationAlgorithm, _) = match curve
         {
@@ -94,8 +94,8 @@ impl Algorithm {
         Some((algorithm, key))
     }
 
-    /// Reads a public key in DER (SubjectPublicKeyInfo, RFC 5280), once for each algorithm that it
-    /// supports.
+    /// Parses a public key in DER (SubjectPublicKeyInfo, RFC 5280); returns it once for each algorithm that it can be
+    /// used with.
     pub(crate) fn der_keys(der: &[u8]) -> Vec<(Self, ParsedPublicKey)> {
         let all: [(Self, &'static dyn VerificationAlgorithm); 10] = [
             (Self::Rs256, &lc::RSA_PKCS1_2048_8192_SHA256),
@@ -113,7 +113,7 @@ impl Algorithm {
         all.into_iter().filter_map(key).collect()
     }
 
-    /// Builds a key of an Edwards curve.
+    /// Builds a public key on an Edwards curve (EdDSA).
     pub(crate) fn edwards_key(curve: &str, x: &[u8]) -> Option<(Self, ParsedPublicKey)> {
         let is_known = curve == "Ed25519" && x.len() == 32;
         let key = is_known.then(|| ParsedPublicKey::new(&lc::ED25519, x).ok());

@@ -1,4 +1,4 @@
-//! Cache of valid tokens, so that further requests of a client need no signature check.
+//! Cache of verified tokens, so that further requests of a client need no signature check.
 //!
 //! Tokens are keyed by a secret hash, so that clients cannot cause collisions, and no token is stored. Invalid tokens
 //! are not cached: a client cannot evict others with them.
@@ -9,13 +9,13 @@ use aws_lc_rs::hmac;
 
 use crate::token::Verified;
 
-/// Maximum tokens in each of the two generations.
+/// Maximum tokens in each of the cache's two generations.
 const MAX_GENERATION_TOKENS: usize = 1024;
 
-/// Digest that identifies a token.
+/// Keyed hash that identifies a token.
 pub(crate) type Digest = [u8; 32];
 
-/// Keyed hash of tokens, with a random key of the process.
+/// Computes keyed hashes of tokens, with a random key of the process.
 #[derive(Debug)]
 pub(crate) struct Digests(hmac::Key);
 
@@ -34,7 +34,7 @@ impl Digests {
     }
 }
 
-/// Valid tokens of one rule; dropped when the rule's keys change.
+/// Verified tokens of one rule; dropped when the rule's keys change.
 #[derive(Debug, Default)]
 pub(crate) struct Cache {
     young: HashMap<Digest, Arc<Verified>>,

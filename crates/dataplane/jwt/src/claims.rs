@@ -6,24 +6,23 @@ use ambit_model::ArcStr;
 
 use crate::json::Json;
 
-/// Claims that all implementations read as lists of words.
+/// Claims whose text every implementation splits into a list of words.
 const ALWAYS_WORDS: [&str; 2] = ["scope", "permission"];
 
-/// The claims of a valid token.
+/// Claims of a valid token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Claims {
     all: Json,
-    /// Further claims that are lists of words.
+    /// Names of further claims whose text is split into a list of words.
     words: Vec<ArcStr>,
 }
 
-/// Interpretation of claim values that are not strings.
+/// How claim values that are not strings are matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Values {
     /// Only strings match.
     Texts,
-    /// Numbers and booleans compare as they are written; strings also word by word, split at any
-    /// separator.
+    /// Numbers and booleans match by their JSON text; strings also word by word, split at any separator.
     Any,
 }
 
@@ -33,15 +32,16 @@ impl Claims {
         Self { all, words }
     }
 
-    /// Parses claims without a token, for tests and fuzzing.
+    /// Parses claims without a token, for tests and fuzzing. `words` names claims that are lists of words.
     ///
     /// # Errors
-    /// When the text is not JSON, or less strict than a token's JSON has to be.
+    ///
+    /// When the text is not JSON that a token may contain.
     pub fn read(text: &[u8], words: &[ArcStr]) -> Result<Self, serde_json::Error> {
         Json::read(text).map(|all| Self::new(all, words))
     }
 
-    /// Returns issuer and subject; `None` unless both are present.
+    /// Returns issuer and subject (`iss`, `sub`); `None` unless both are present.
     pub fn principal(&self) -> Option<(&str, &str)> {
         let text = |name: &str| {
             self.all
@@ -52,7 +52,7 @@ impl Claims {
         Some((text("iss")?, text("sub")?))
     }
 
-    /// Issuer of the token.
+    /// Returns the issuer claim (`iss`).
     pub fn issuer(&self) -> Option<&str> {
         self.all.get("iss")?.as_text()
     }
@@ -62,12 +62,12 @@ impl Claims {
         self.all.get("azp")?.as_text()
     }
 
-    /// Whether one of the audiences matches.
+    /// Whether `matches` is true for one of the audiences (`aud`).
     pub fn any_audience(&self, matches: impl Fn(&str) -> bool) -> bool {
         texts(self.all.get("aud"), Values::Texts, &matches)
     }
 
-    /// Whether the claim at a path of names, or one of its values, matches.
+    /// Whether `matches` is true for the claim at a path of names, or for one of the values in its list.
     pub fn any(&self, path: &[ArcStr], values: Values, matches: impl Fn(&str) -> bool) -> bool {
         let mut claim = Some(&self.all);
         for name in path {
@@ -85,8 +85,7 @@ impl Claims {
         texts(claim, values, &matches)
     }
 
-    /// Returns a claim as the value of a header: the claim of this name, or a nested claim whose
-    /// path is joined by dots.
+    /// Returns a claim as a header value: the claim of this name, or the nested claim whose path is joined by dots.
     pub(crate) fn header_text(&self, name: &str) -> Option<Cow<'_, str>> {
         let nested = || {
             let mut parts = name.split('.');

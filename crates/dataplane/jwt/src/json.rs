@@ -1,5 +1,5 @@
-//! Strict JSON for signed texts: a duplicate name is an error, since two parsers may take different
-//! ones, and so is deep nesting.
+//! Strict JSON parser for signed texts: a duplicate name is an error, since two parsers may use different ones, and
+//! so is deep nesting.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -8,7 +8,7 @@ use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visit
 /// Maximum nesting depth of lists and objects.
 const MAX_DEPTH: usize = 16;
 
-/// Value of JSON.
+/// JSON value of a token or key set.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Json {
     /// The value `null`.
@@ -17,16 +17,16 @@ pub(crate) enum Json {
     Bool(bool),
     /// Number in its original spelling.
     Number(serde_json::Number),
-    /// Value that is text.
+    /// String value of JSON.
     Text(String),
-    /// List of values.
+    /// Array of JSON values.
     List(Vec<Self>),
-    /// Object of names and values.
+    /// Object of names and JSON values.
     Object(BTreeMap<String, Self>),
 }
 
 impl Json {
-    /// Parses a text that is exactly one JSON value.
+    /// Parses a text that consists of exactly one JSON value.
     pub(crate) fn read(text: &[u8]) -> Result<Self, serde_json::Error> {
         let mut reader = serde_json::Deserializer::from_slice(text);
         let read = Strict(MAX_DEPTH).deserialize(&mut reader)?;
@@ -34,7 +34,7 @@ impl Json {
         Ok(read)
     }
 
-    /// Returns a member of an object.
+    /// Returns the member of an object with this name.
     pub(crate) fn get(&self, name: &str) -> Option<&Self> {
         match self {
             Self::Object(members) => members.get(name),
@@ -50,7 +50,7 @@ impl Json {
     }
 }
 
-/// Parser of a JSON value with a remaining nesting depth.
+/// Deserializer of a JSON value, with the remaining nesting depth.
 struct Strict(usize);
 
 impl<'de> DeserializeSeed<'de> for Strict {

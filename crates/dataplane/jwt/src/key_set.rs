@@ -1,5 +1,5 @@
-//! Key sets (RFC 7517): the public keys of an issuer. A key that cannot verify signatures is skipped, with the reason;
-//! keys for other uses are ignored.
+//! Parses key sets (JWKS, RFC 7517): the public keys of an issuer. A key that cannot verify signatures is skipped,
+//! with the reason; keys for other uses are ignored.
 
 use std::fmt;
 
@@ -8,25 +8,25 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 
 use crate::{algorithm::Algorithm, base64url, json::Json};
 
-/// Maximum length of a key set.
+/// Maximum length of a key set, in bytes.
 pub const MAX_KEY_SET: usize = 256 << 10;
-/// Lines around a public key in PEM.
+/// First and last line of a public key in PEM.
 const PEM_BEGIN: &str = "-----BEGIN PUBLIC KEY-----";
 const PEM_END: &str = "-----END PUBLIC KEY-----";
-/// Maximum keys of a set.
+/// Maximum keys in a set.
 const MAX_KEYS: usize = 100;
 
-/// The keys of an issuer.
+/// Public keys of an issuer.
 #[derive(Clone, Debug, Default)]
 pub struct KeySet {
     keys: Vec<Key>,
     unusable: Vec<String>,
 }
 
-/// Fingerprint of a key's content, independent of its id.
+/// Digest of a key's content, independent of its key id.
 pub(crate) type Fingerprint = [u8; 32];
 
-/// Key of a set.
+/// Public key in a key set.
 #[derive(Clone)]
 pub(crate) struct Key {
     pub(crate) id: Option<String>,
@@ -42,28 +42,29 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Why a text is not a key set.
+/// Reason why a text is not a key set.
 #[derive(Debug, thiserror::Error)]
 pub enum KeySetError {
-    /// Key set that is longer than [`MAX_KEY_SET`].
+    /// The text has this length, which exceeds [`MAX_KEY_SET`].
     #[error("the key set has {0} bytes; at most {MAX_KEY_SET}")]
     TooLong(usize),
-    /// Text that is not JSON, or has a duplicate name.
+    /// The text is not JSON, or has a duplicate name.
     #[error("the key set is no JSON")]
     Json(#[source] serde_json::Error),
     /// The text contains no list of keys.
     #[error("the key set has no list \"keys\"")]
     NoKeys,
-    /// The set contains too many keys.
+    /// The set contains this number of keys, which exceeds `MAX_KEYS`.
     #[error("the key set has {0} keys; at most {MAX_KEYS}")]
     TooMany(usize),
 }
 
 impl KeySet {
-    /// Reads a set.
+    /// Parses a key set.
     ///
     /// # Errors
-    /// When the text is not a key set. A set without a usable key is valid, and validates no token.
+    ///
+    /// When the text is not a key set. A set without a usable key is valid, and verifies no token.
     pub fn read(text: &[u8]) -> Result<Self, KeySetError> {
         if text.len() > MAX_KEY_SET {
             return Err(KeySetError::TooLong(text.len()));
@@ -85,10 +86,11 @@ impl KeySet {
         Ok(read)
     }
 
-    /// Reads public keys in PEM (RFC 7468, section 13), which have no names; other text is skipped.
+    /// Parses public keys in PEM (RFC 7468, section 13), which have no key ids; other text is skipped.
     ///
     /// # Errors
-    /// With the number of the first key that cannot be used, counted from 1.
+    ///
+    /// Returns the number of the first unusable key, counted from 1.
     pub fn read_pem(text: &str) -> Result<Self, usize> {
         let mut read = Self::default();
         let blocks = text
@@ -105,13 +107,13 @@ impl KeySet {
         self.keys.is_empty()
     }
 
-    /// Returns the skipped keys with their reasons.
+    /// Returns a description of each skipped key, with the reason.
     pub fn unusable(&self) -> &[String] {
         &self.unusable
     }
 
-    /// Returns the keys that a token may be signed with. For a token with a key id: the keys with
-    /// this id and those without one.
+    /// Returns the keys by which a token with this algorithm and key id may be signed: keys with the same key id or
+    /// without one; all keys if the token has no key id.
     pub(crate) fn candidates(
         &self,
         algorithm: Algorithm,
@@ -128,7 +130,7 @@ impl KeySet {
         })
     }
 
-    /// Whether the set contains a key.
+    /// Whether the set contains the key with this fingerprint.
     pub(crate) fn has(&self, fingerprint: &Fingerprint) -> bool {
         self.keys.iter().any(|key| key.fingerprint == *fingerprint)
     }

@@ -1,4 +1,4 @@
-//! One accepted issuer: where its tokens are, which keys verify them, and how they are forwarded.
+//! Rule for one accepted issuer: where its tokens are, which keys verify them, and how they are forwarded.
 
 use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
@@ -14,7 +14,7 @@ use crate::{
     token_source::TokenSource,
 };
 
-/// Compiled rule of an issuer.
+/// Compiled JWT rule of a RequestAuthentication.
 #[derive(Debug)]
 pub(crate) struct Rule {
     from: JwtRule,
@@ -26,10 +26,12 @@ pub(crate) struct Rule {
 }
 
 impl Rule {
-    /// Compiles a rule. `before` has the same key source; its keys are used until they are fetched again.
+    /// Compiles a rule. `before` is a rule with the same key source, whose keys are used until they are fetched
+    /// again.
     ///
     /// # Errors
-    /// When a name or the key set cannot be understood.
+    ///
+    /// When a header name or the key set is invalid.
     pub(crate) fn new(from: JwtRule, before: Option<&Self>) -> Result<Self, String> {
         let name = |text: &str| {
             HeaderName::from_bytes(text.as_bytes()).map_err(|_| format!("{text:?} is no header"))
@@ -73,7 +75,7 @@ impl Rule {
         })
     }
 
-    /// Whether another rule has the same key source.
+    /// Whether another rule gets its keys from the same source.
     pub(crate) fn shares_source(&self, other: &JwtRule) -> bool {
         (&self.from.issuer, &self.from.key_source) == (&other.issuer, &other.key_source)
     }
@@ -86,13 +88,13 @@ impl Rule {
         self.from.forward_token
     }
 
-    /// Returns the headers that only this rule may set.
+    /// Returns the request headers that only this rule may set, from the claims of a token.
     pub(crate) fn output_headers(&self) -> impl Iterator<Item = &HeaderName> {
         let claims = self.claim_headers.iter().map(|(name, _)| name);
         self.payload_header.iter().chain(claims)
     }
 
-    /// Returns a token from the cache if it is still valid.
+    /// Returns a verified token from the cache, if it has not expired.
     pub(crate) fn known(&self, token: &Digest, now: SystemTime) -> Option<Arc<Verified>> {
         let mut cache = self.cache.lock();
         let known = cache.get(token)?;
@@ -103,7 +105,7 @@ impl Rule {
         Some(known)
     }
 
-    /// Verifies a token of this issuer.
+    /// Verifies a token of the rule's issuer, and caches it.
     pub(crate) fn verify(
         &self,
         digest: Digest,
@@ -124,8 +126,8 @@ impl Rule {
         Ok(verified)
     }
 
-    /// Whether the rule still accepts a token that it or an equal rule has verified, regardless of
-    /// its expiry.
+    /// Whether the rule still accepts a token that was verified earlier, by its issuer, audiences and signing key,
+    /// regardless of its expiry.
     pub(crate) fn takes(&self, claims: &Claims, key: &Fingerprint) -> bool {
         let is_of_issuer = claims.issuer() == Some(self.issuer());
         let audiences = &self.from.audiences;
@@ -133,9 +135,10 @@ impl Rule {
         is_of_issuer && self.keys.has(key) && (audiences.is_empty() || is_for())
     }
 
-    /// Adds the headers with a valid token's claims for the application.
+    /// Adds the headers that pass a valid token's claims to the application.
     ///
     /// # Errors
+    ///
     /// When another token has set the same header to another value.
     pub(crate) fn tell(
         &self,

@@ -1,4 +1,4 @@
-//! All rules of a waypoint, and a request to authenticate.
+//! All RequestAuthentications of a waypoint, by which it authenticates requests.
 
 mod redact;
 
@@ -20,7 +20,7 @@ use crate::{
     token_source::TokenSource,
 };
 
-/// Header by which a browser marks a CORS preflight (the Fetch standard).
+/// Header that marks an OPTIONS request as a CORS preflight (WHATWG Fetch standard).
 const REQUEST_METHOD: HeaderName = header::ACCESS_CONTROL_REQUEST_METHOD;
 
 /// JWT rules of all RequestAuthentications at a waypoint. Clones share the rules.
@@ -39,41 +39,42 @@ struct Compiled {
     not_understood: Option<ArcStr>,
 }
 
-/// Parts of a request that are authenticated.
+/// Parts of a request that contain tokens, or receive their claims.
 #[derive(Debug)]
 pub struct RequestParts<'a> {
     /// Method of the request.
     pub method: &'a Method,
-    /// The headers; tokens and reserved headers of clients are removed from them, and headers with claims are added.
+    /// Headers of the request; tokens and reserved headers of clients are removed from them, and headers with claims
+    /// are added.
     pub headers: &'a mut HeaderMap,
-    /// Query of the request.
+    /// Query string of the request.
     pub query: Option<&'a str>,
 }
 
-/// Verified claims of a request.
+/// Verified claims of a request's tokens.
 #[derive(Clone, Debug, Default)]
 pub struct Authenticated {
     tokens: Vec<Arc<Verified>>,
-    /// Set if the query has to be replaced: by this, or by none.
+    /// Query without the tokens, if the query must be replaced; the inner `None` removes it.
     pub query: Option<Option<String>>,
 }
 
-/// Rejected request with its reason.
+/// Request that is rejected, with the reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refused {
-    /// Reason of the denial.
+    /// Reason of the rejection.
     pub why: Denial,
-    /// Query without tokens, for logs, which never contain a token.
+    /// Query without tokens, for logs, which never contain a token; if set, the inner `None` is no query.
     pub query: Option<Option<String>>,
 }
 
-/// Why a request is refused.
+/// Reason why a request is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denial {
-    /// Invalid token in the request.
+    /// The request contains an invalid token.
     #[error(transparent)]
     Token(#[from] TokenError),
-    /// An object is not understood, so that no request can be authenticated.
+    /// A RequestAuthentication is not understood, so that no request for what it is attached to can be authenticated.
     #[error(
         "RequestAuthentication {0} is not understood ({1}), so everything that it is attached to is refused"
     )]
@@ -81,7 +82,7 @@ pub enum Denial {
 }
 
 impl Denial {
-    /// Returns the detail for Envoy's `%RESPONSE_CODE_DETAILS%`.
+    /// Returns the response-code details (Envoy's `%RESPONSE_CODE_DETAILS%`).
     pub fn details(&self) -> String {
         let text = match self {
             Self::Token(error) => error.to_string(),
@@ -109,16 +110,16 @@ impl Compiled {
     }
 }
 
-/// Token with its rules and their verified claims.
+/// Valid token, with the rules that verified it and its claims.
 type Valid<'a> = (String, Vec<(&'a Rule, Arc<Verified>)>);
 
 impl Authentications {
-    /// Iterates over the objects by key.
+    /// Iterates over the RequestAuthentications by name.
     pub fn iter(&self) -> impl Iterator<Item = &Authentication> {
         self.all.values().map(|compiled| &compiled.from)
     }
 
-    /// Returns the objects that are attached to the waypoint or to these services, each once.
+    /// Returns the RequestAuthentications that are attached to the waypoint or to these services, each once.
     pub fn applied(
         &self,
         services: &[NamespacedHostname],
@@ -126,7 +127,7 @@ impl Authentications {
         self.compiled(services).map(|one| &one.from)
     }
 
-    /// Inserts an object, or replaces the one of its name. Returns false if it did not change.
+    /// Inserts a RequestAuthentication, or replaces the one of its name. Returns false if it did not change.
     pub fn insert(&mut self, from: Authentication) -> bool {
         let before = self.all.get(&from.key).cloned();
         if before.as_ref().is_some_and(|before| before.from == from) {
@@ -146,7 +147,7 @@ impl Authentications {
         true
     }
 
-    /// Removes an object. Returns false if no object has the name.
+    /// Removes a RequestAuthentication. Returns false if there is none of this name.
     pub fn remove(&mut self, key: &PolicyKey) -> bool {
         let Some(known) = self.all.remove(key) else {
             return false;
@@ -163,24 +164,24 @@ impl Authentications {
         true
     }
 
-    /// Whether no rule exists.
+    /// Whether there is no RequestAuthentication.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// Whether requests for these services, or for pods of no service, must be parsed as HTTP: only
-    /// then can tokens be read, and headers that applications trust be removed.
+    /// Whether requests for these services, or for pods of no service, must be parsed as HTTP: only then can tokens
+    /// be verified, and headers that applications trust be removed.
     pub fn need_http(&self, services: &[NamespacedHostname]) -> bool {
         self.http_object(services).is_some()
     }
 
-    /// Returns the first applicable object, for which [`Self::need_http`] holds.
+    /// Returns the first RequestAuthentication because of which [`Self::need_http`] holds.
     pub fn http_object(&self, services: &[NamespacedHostname]) -> Option<&PolicyKey> {
         self.compiled(services).next().map(|one| &one.from.key)
     }
 
-    /// Whether a header of this name, in any spelling, carries tokens or claims of requests for
-    /// these services, or for a pod of no service.
+    /// Whether a header of this name, in any spelling that applications may equate, carries tokens or claims of
+    /// requests for these services, or for a pod of no service.
     pub fn own_header(&self, services: &[NamespacedHostname], name: &HeaderName) -> bool {
         let is_same = |own: &HeaderName| spelt(own) == spelt(name);
         let mut rules = self.compiled(services).flat_map(|one| &one.rules);
@@ -195,8 +196,8 @@ impl Authentications {
         })
     }
 
-    /// Whether everything that is attached to `services` is also attached to `applied`, the
-    /// services by which a request was authenticated.
+    /// Whether every RequestAuthentication for `services` was already applied to a request that was authenticated for
+    /// the services `applied`.
     pub fn are_applied(
         &self,
         services: &[NamespacedHostname],
@@ -210,11 +211,11 @@ impl Authentications {
         })
     }
 
-    /// Authenticates a request by the objects that are attached to these services, or for a pod of
-    /// no service.
+    /// Authenticates a request by the RequestAuthentications for these services, or for a pod of no service.
     ///
     /// # Errors
-    /// When a token in it is not valid.
+    ///
+    /// When the request contains an invalid token.
     pub fn authenticate(
         &self,
         services: &[NamespacedHostname],
@@ -290,8 +291,8 @@ impl Authentications {
         }
     }
 
-    /// Whether the claims of a request would still be verified: the rules or the keys may have
-    /// changed since.
+    /// Returns the claims of a request's tokens that would still be verified: the rules or the keys may have changed
+    /// since the request was authenticated.
     pub fn still_believed<'a>(
         &self,
         services: &[NamespacedHostname],
@@ -317,7 +318,7 @@ impl Authentications {
         Ok(())
     }
 
-    /// Returns the objects that are attached to the waypoint or to these services, each once.
+    /// Returns the compiled RequestAuthentications that are attached to the waypoint or to these services, each once.
     fn compiled(&self, services: &[NamespacedHostname]) -> impl Iterator<Item = &Compiled> {
         let of_services = services.iter().enumerate().flat_map(|(nth, service)| {
             let earlier = services.get(..nth).unwrap_or_default();
@@ -369,7 +370,7 @@ impl Authentications {
         Ok(valid)
     }
 
-    /// Verifies a token from the sources of these rules by the rules of its issuer.
+    /// Verifies a token from the location of these rules by those that have its issuer.
     fn verify<'a>(
         &self,
         token: &str,
@@ -399,7 +400,7 @@ impl Authentications {
 }
 
 impl Authenticated {
-    /// Claims of each valid token.
+    /// Iterates over the claims of each valid token.
     pub fn claims(&self) -> impl Iterator<Item = &Claims> {
         self.tokens.iter().map(|token| &token.claims)
     }
@@ -455,7 +456,8 @@ fn spelt(name: &HeaderName) -> String {
     name.as_str().replace('_', "-")
 }
 
-/// Returns the query without the parameters of these sources; `None` if it has none of them.
+/// Returns the query without the tokens from these sources; `None` if it contains none, `Some(None)` if nothing is
+/// left.
 fn without_tokens(query: &str, sources: &[&TokenSource]) -> Option<Option<String>> {
     let mut left = Some(query.to_owned());
     for source in sources {

@@ -1,4 +1,4 @@
-//! Test vectors of RFC 7515, RFC 8037 and PyJWT, and tokens that are refused.
+//! Tests with the vectors of RFC 7515, RFC 8037 and PyJWT, and with tokens that are rejected.
 
 use std::time::{Duration, SystemTime};
 
@@ -34,7 +34,7 @@ fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-/// Current time for the tokens of these tests.
+/// Returns the time at which the tests' tokens are valid.
 fn now() -> SystemTime {
     at(1_800_000_000)
 }
@@ -43,7 +43,7 @@ fn set(keys: &[Value]) -> KeySet {
     KeySet::read(json!({ "keys": keys }).to_string().as_bytes()).unwrap()
 }
 
-/// Issuer with its own key.
+/// Issuer of tokens with a signing key.
 struct Issuer {
     pair: EcdsaKeyPair,
     random: SystemRandom,

@@ -1,7 +1,7 @@
-//! Parses and verifies one token (RFC 7515, compact form; RFC 7519): form, signature and times.
+//! Parses and verifies one token (RFC 7515, compact form; RFC 7519): format, signature and times.
 //!
-//! Refuses everything else: algorithms that are not in [`Algorithm`], extensions that a token marks
-//! as critical, duplicate names, encrypted tokens, and base64url that is not canonical.
+//! Rejects everything else: algorithms that are not in [`Algorithm`], extensions that a token marks as critical,
+//! duplicate names, encrypted tokens, and base64url that is not canonical.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -18,7 +18,7 @@ pub const MAX_TOKEN: usize = 16 << 10;
 /// Tolerated clock skew between the issuer of a token and the waypoint.
 pub const CLOCK_SKEW: Duration = Duration::from_secs(60);
 
-/// Why a token is not valid.
+/// Reason why a token is not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts say it")]
 pub enum TokenError {
@@ -52,7 +52,7 @@ pub enum TokenError {
     Conflict,
 }
 
-/// Parsed token that is not verified.
+/// Token that was parsed, but whose signature is not verified.
 #[derive(Debug)]
 pub struct UnverifiedToken<'a> {
     algorithm: Algorithm,
@@ -68,11 +68,11 @@ pub struct UnverifiedToken<'a> {
 pub(crate) struct Verified {
     pub(crate) claims: Claims,
     pub(crate) times: Times,
-    /// Fingerprint of the signing key.
+    /// Fingerprint of the key that verified the signature.
     pub(crate) key: Fingerprint,
 }
 
-/// Validity times of a token, in seconds since 1970.
+/// Times between which a token is valid, in seconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Times {
     expires: Option<f64>,
@@ -108,7 +108,7 @@ impl Times {
     }
 }
 
-/// The parts of a token, by its dots.
+/// Splits a token into header, payload and signature; `None` unless it has exactly these.
 pub(crate) fn sections(token: &str) -> Option<[&str; 3]> {
     let mut parts = token.split('.');
     let three = [parts.next()?, parts.next()?, parts.next()?];
@@ -116,10 +116,11 @@ pub(crate) fn sections(token: &str) -> Option<[&str; 3]> {
 }
 
 impl<'a> UnverifiedToken<'a> {
-    /// Reads a token.
+    /// Parses a token.
     ///
     /// # Errors
-    /// When its form, its header or its claims violate the rules of this module.
+    ///
+    /// When its format, header or claims violate the rules of this module.
     pub fn read(token: &'a str) -> Result<Self, TokenError> {
         if token.len() > MAX_TOKEN {
             return Err(TokenError::TooLong);
@@ -154,12 +155,12 @@ impl<'a> UnverifiedToken<'a> {
         })
     }
 
-    /// Returns the issuer claim.
+    /// Returns the issuer claim (`iss`).
     pub fn issuer(&self) -> Option<&str> {
         self.claims.get("iss")?.as_text()
     }
 
-    /// Whether the token's audiences include one of these; true if there are none of these.
+    /// Whether the token's audiences include one of `any`; also true if `any` is empty.
     pub fn is_for<'b>(&self, mut any: impl Iterator<Item = &'b str>) -> bool {
         let own = self.claims.get("aud");
         any.any(|audience| match own {
@@ -169,17 +170,18 @@ impl<'a> UnverifiedToken<'a> {
         })
     }
 
-    /// Whether the token has a claim.
+    /// Whether the token has a claim of this name.
     pub fn has(&self, name: &str) -> bool {
         self.claims
             .get(name)
             .is_some_and(|claim| *claim != Json::Null)
     }
 
-    /// Returns the claim at a path of names, if there is one.
+    /// Returns the text of the claim at a path of names, if there is one.
     ///
     /// # Errors
-    /// When the claim is not a text, or a claim on its path has no members.
+    ///
+    /// When the claim is not a string, or a claim on its path is not an object.
     pub fn text(&self, path: &[&str]) -> Result<Option<&str>, TokenError> {
         let mut claim = &self.claims;
         for name in path {
@@ -202,15 +204,16 @@ impl<'a> UnverifiedToken<'a> {
         self.times.check(now, skew)
     }
 
-    /// Verifies the token's signature alone.
+    /// Verifies the token's signature, and not its times.
     ///
     /// # Errors
-    /// When the token is signed by none of the keys.
+    ///
+    /// When no key verifies the signature.
     pub fn verify_signature(&self, keys: &KeySet) -> Result<(), TokenError> {
         self.signing_key(keys).map(drop)
     }
 
-    /// Verifies the token's times and signature. Returns the signing key.
+    /// Verifies the token's times and signature. Returns the fingerprint of the signing key.
     pub(crate) fn verify(&self, keys: &KeySet, now: SystemTime) -> Result<Fingerprint, TokenError> {
         self.check_times(now, CLOCK_SKEW)?;
         self.signing_key(keys)

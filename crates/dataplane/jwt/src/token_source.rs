@@ -1,5 +1,4 @@
-//! Locations of tokens in requests: headers, query parameters, cookies. Tokens can be read from a
-//! location, and removed from it.
+//! Locations of tokens in requests (headers, query parameters, cookies), from which tokens are read and removed.
 
 use std::borrow::Cow;
 
@@ -7,22 +6,22 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 use crate::token::TokenError;
 
-/// Source of tokens in requests.
+/// Location of a token in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TokenSource {
-    /// Header with a prefix before the token.
+    /// Header with this name, and the prefix before the token, such as `Bearer `.
     Header(HeaderName, String),
-    /// A parameter of the query.
+    /// Query parameter of this name.
     Param(String),
-    /// Cookie with a token.
+    /// Cookie of this name.
     Cookie(String),
 }
 
-/// The default name of the parameter (RFC 6750, section 2.3).
+/// Default query parameter of tokens (RFC 6750, section 2.3).
 const DEFAULT_PARAM: &str = "access_token";
 
 impl TokenSource {
-    /// The default sources of tokens.
+    /// Returns the locations of rules that configure none.
     pub(crate) fn defaults() -> Vec<Self> {
         vec![
             Self::Header(header::AUTHORIZATION, "Bearer ".to_owned()),
@@ -30,10 +29,11 @@ impl TokenSource {
         ]
     }
 
-    /// Returns the token from this source; an empty one counts as missing.
+    /// Returns the token at this location; an empty one counts as missing.
     ///
     /// # Errors
-    /// Several tokens, or a value that cannot be a token.
+    ///
+    /// When there are several tokens, or the value cannot be a token.
     pub(crate) fn find<'a>(
         &self,
         headers: &'a HeaderMap,
@@ -58,7 +58,7 @@ impl TokenSource {
         }
     }
 
-    /// Removes the source's tokens from the headers.
+    /// Removes the location's tokens from the headers.
     pub(crate) fn clear(&self, headers: &mut HeaderMap) {
         match self {
             Self::Header(name, prefix) => {
@@ -90,7 +90,7 @@ impl TokenSource {
         }
     }
 
-    /// Returns the query without the source's tokens; `None` if it is then empty.
+    /// Returns the query without the location's tokens; `None` if nothing is left of it.
     pub(crate) fn clear_query(&self, query: &str) -> Option<String> {
         let Self::Param(name) = self else {
             return (!query.is_empty()).then(|| query.to_owned());
@@ -104,7 +104,7 @@ impl TokenSource {
     }
 }
 
-/// Returns the only text; repetitions of the same text count as one.
+/// Returns the only token; repetitions of the same token count as one.
 fn only<'a>(
     all: impl Iterator<Item = Result<Cow<'a, str>, TokenError>>,
 ) -> Result<Option<Cow<'a, str>>, TokenError> {
@@ -120,8 +120,8 @@ fn only<'a>(
     Ok(found)
 }
 
-/// Returns the text after a prefix, compared without case: servers that read the header later may
-/// ignore case, too.
+/// Returns the text after a prefix of a header line, compared case-insensitively: servers that read the header later
+/// may ignore case, too.
 fn after<'a>(prefix: &str, line: &'a HeaderValue) -> Option<Result<Cow<'a, str>, TokenError>> {
     let line = line.as_bytes();
     let begins = line.get(..prefix.len())?;
@@ -147,7 +147,7 @@ fn parameters(query: &str) -> impl Iterator<Item = (&str, &str)> {
     all.map(|one| one.split_once('=').unwrap_or((one, "")))
 }
 
-/// Returns a name or value of a query with its escapes decoded.
+/// Percent-decodes a name or value of a query.
 fn decoded(text: &str) -> Cow<'_, [u8]> {
     if !text.contains(['%', '+']) {
         return Cow::Borrowed(text.as_bytes());
@@ -186,7 +186,7 @@ fn cookies(line: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     })
 }
 
-/// Rewrites or removes the lines of a header.
+/// Rewrites each line of a header, or removes it.
 pub(crate) fn keep_lines(
     headers: &mut HeaderMap,
     name: &HeaderName,

@@ -1,8 +1,7 @@
-//! Conditions and labels in CEL, with Envoy's attributes of requests.
+//! CEL expressions for conditions and labels of telemetry, with Envoy's attributes of requests.
 //!
-//! Evaluation is bounded: expressions are short and shallow, without comprehensions, as in Envoy;
-//! regular expressions are small literals. Referenced attributes and functions are checked when the
-//! expression is compiled.
+//! Evaluation is bounded: expressions are short and shallow, without comprehensions, as in Envoy; regular expressions
+//! are small literals. Referenced attributes and functions are checked when the expression is compiled.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -25,10 +24,10 @@ mod tests;
 const MAX_EXPRESSION_BYTES: usize = 1024;
 /// Maximum nesting depth of an expression.
 const MAX_DEPTH: u16 = 24;
-/// Maximum memory of a compiled regular expression.
+/// Maximum memory of a compiled regular expression, in bytes.
 const MAX_REGEX_BYTES: usize = 64 << 10;
 
-/// Names of Envoy's attributes that expressions may use.
+/// Envoy's attributes that expressions may use: objects, and the fields of each.
 const ATTRIBUTES: &[(&str, &[&str])] = &[
     (
         "request",
@@ -73,7 +72,7 @@ const ATTRIBUTES: &[(&str, &[&str])] = &[
     ("xds", &["route_name", "cluster_name"]),
 ];
 
-/// Functions in expressions, beside operators.
+/// Functions and operators that expressions may use.
 const FUNCTIONS: &[&str] = &[
     "contains",
     "startsWith",
@@ -89,48 +88,49 @@ const FUNCTIONS: &[&str] = &[
 
 static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
 
-/// Error of an invalid expression.
+/// Reason why a CEL expression cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
-    /// Text that is too long.
+    /// The expression is longer than `MAX_EXPRESSION_BYTES`.
     #[error("is longer than {MAX_EXPRESSION_BYTES} bytes")]
     TooLong,
-    /// Text that is no expression.
+    /// The text is not a CEL expression.
     #[error("is no CEL expression: {0}")]
     Syntax(String),
-    /// Expression that is nested too deeply.
+    /// The expression is nested more deeply than `MAX_DEPTH`.
     #[error("is nested more than {MAX_DEPTH} levels deep")]
     TooDeep,
-    /// Expression that loops.
+    /// The expression contains a comprehension, which could loop.
     #[error("comprehensions (all, exists, map, filter) are not supported, as in Envoy")]
     Comprehension,
-    /// Expression that names an unknown attribute.
+    /// The expression refers to an unknown attribute.
     #[error("{0} is no attribute of requests that is known here")]
     Attribute(String),
-    /// Expression that calls an unknown function.
+    /// The expression calls an unknown function.
     #[error("the function {0} is not supported")]
     Function(String),
-    /// Regular expression that is not a small literal.
+    /// The regular expression is not a literal, or too large.
     #[error("the pattern of matches: {0}")]
     Pattern(String),
-    /// Construction of messages is unsupported.
+    /// The expression constructs a message, which is unsupported.
     #[error("messages cannot be made")]
     Message,
 }
 
-/// Compiled CEL expression, as described for the module.
+/// Compiled CEL expression.
 #[derive(Debug)]
 pub struct Expression {
     root: IdedExpr,
-    /// Referenced attributes by object.
+    /// Attributes that the expression refers to: object and field.
     named: BTreeSet<(&'static str, &'static str)>,
 }
 
 impl Expression {
-    /// Compiles and checks an expression.
+    /// Compiles and validates an expression.
     ///
     /// # Errors
-    /// When it cannot be used.
+    ///
+    /// When the expression is invalid or unsupported.
     pub fn new(text: &str) -> Result<Self, ExpressionError> {
         if text.len() > MAX_EXPRESSION_BYTES {
             return Err(ExpressionError::TooLong);
@@ -303,7 +303,7 @@ fn headers(all: &HeaderMap) -> Value {
     map(fields)
 }
 
-/// Returns an attribute of a request, if it is present.
+/// Returns an attribute of a request by object and field, if it is present.
 fn attribute(of: &Observation<'_>, object: &str, field: &str) -> Option<Value> {
     let path = || of.path.unwrap_or_default().split_once('?');
     let value = match (object, field) {

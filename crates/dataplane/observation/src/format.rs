@@ -1,7 +1,7 @@
-//! Lines of access logs in Envoy's formats: text with command operators, and JSON whose values are such texts.
+//! Access-log lines in Envoy's formats: text with command operators, and JSON whose strings are such texts.
 //!
-//! Values of requests are truncated to 1 KiB; all but printable ASCII is escaped, so that a client
-//! cannot end a field or a line. In JSON a value that is one operator has the operator's type.
+//! Values of requests are truncated to 1 KiB; all but printable ASCII is escaped, so that a client cannot end a field
+//! or a line. In JSON a value that is one operator has the operator's type.
 
 mod operator;
 
@@ -16,7 +16,7 @@ use operator::{Datum, Operator};
 #[cfg(test)]
 mod tests;
 
-/// Istio's text format, the default.
+/// Istio's default text format of access logs.
 pub const ISTIO_TEXT: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%\" \
      %RESPONSE_CODE% %RESPONSE_FLAGS% %RESPONSE_CODE_DETAILS% %CONNECTION_TERMINATION_DETAILS% \
      \"%UPSTREAM_TRANSPORT_FAILURE_REASON%\" %BYTES_RECEIVED% %BYTES_SENT% %DURATION% \
@@ -24,7 +24,7 @@ pub const ISTIO_TEXT: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGI
      \"%REQ(:AUTHORITY)%\" \"%UPSTREAM_HOST%\" %UPSTREAM_CLUSTER_RAW% %UPSTREAM_LOCAL_ADDRESS% \
      %DOWNSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_REMOTE_ADDRESS% %REQUESTED_SERVER_NAME% %ROUTE_NAME%\n";
 
-/// Istio's JSON format, the default.
+/// Istio's default JSON format of access logs.
 pub const ISTIO_JSON: &str = r#"{"start_time":"%START_TIME%","method":"%REQ(:METHOD)%",
 "path":"%REQ(X-ENVOY-ORIGINAL-PATH?:PATH)%","protocol":"%PROTOCOL%","response_code":"%RESPONSE_CODE%",
 "response_flags":"%RESPONSE_FLAGS%","response_code_details":"%RESPONSE_CODE_DETAILS%",
@@ -40,30 +40,30 @@ pub const ISTIO_JSON: &str = r#"{"start_time":"%START_TIME%","method":"%REQ(:MET
 
 /// Maximum length of a format, in bytes.
 const MAX_FORMAT_BYTES: usize = 16 << 10;
-/// Maximum nesting depth of objects.
+/// Maximum nesting depth of a JSON format.
 const MAX_DEPTH: usize = 8;
 
-/// Error of an invalid format.
+/// Reason why an access-log format cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// Text that is too long.
+    /// The format is longer than `MAX_FORMAT_BYTES`.
     #[error("is longer than {MAX_FORMAT_BYTES} bytes")]
     TooLong,
-    /// JSON that is too deep.
+    /// The JSON format is nested more deeply than `MAX_DEPTH`.
     #[error("has objects that are more than {MAX_DEPTH} levels deep")]
     TooDeep,
-    /// Unterminated operator at this offset.
+    /// The operator at this offset has no closing `%`.
     #[error("a % at byte {0} begins an operator that does not end; a % itself is written %%")]
     Unended(usize),
-    /// Unknown operator, or one with invalid arguments.
+    /// The operator is unknown, or has invalid arguments.
     #[error("%{0}% {1}")]
     Operator(String, &'static str),
-    /// JSON that is no object.
+    /// The JSON format is not an object.
     #[error("is no JSON object")]
     NoObject,
 }
 
-/// Format of an access log, as described for the module.
+/// Parsed format of an access log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Format(Form);
 
@@ -78,30 +78,32 @@ enum Member {
     Text(Vec<Part>),
     Object(Vec<(String, Self)>),
     List(Vec<Self>),
-    /// Fixed JSON value.
+    /// JSON value without operators.
     Fixed(Value),
 }
 
 #[derive(Clone, Debug, PartialEq)]
 enum Part {
     Literal(String),
-    /// Operator, and whether it follows a quotation mark.
+    /// Command operator, and whether it follows a quotation mark.
     Operator(Operator, bool),
 }
 
 impl Format {
-    /// Reads a format of text.
+    /// Parses a text format.
     ///
     /// # Errors
-    /// When an operator is not known.
+    ///
+    /// When an operator is unknown or invalid.
     pub fn text(text: &str) -> Result<Self, FormatError> {
         Ok(Self(Form::Text(parts(text)?)))
     }
 
-    /// Reads a format of JSON: an object whose texts have operators.
+    /// Parses a JSON format: an object whose strings may contain operators.
     ///
     /// # Errors
-    /// When an operator is not known.
+    ///
+    /// When an operator is unknown or invalid.
     pub fn json(object: &Value) -> Result<Self, FormatError> {
         match member(object, 0)? {
             Member::Object(members) => Ok(Self(Form::Json(members))),
@@ -122,7 +124,7 @@ impl Format {
         wants
     }
 
-    /// Appends the formatted record of a request.
+    /// Appends a request's access-log line to `line`.
     pub fn write(&self, of: &Observation<'_>, line: &mut String) {
         match &self.0 {
             Form::Text(parts) => {
@@ -142,7 +144,7 @@ impl Format {
         }
     }
 
-    /// Returns the names and values of a JSON format for a request; none for a text format.
+    /// Returns the members of a JSON format with their values for a request; none for a text format.
     pub fn members(&self, of: &Observation<'_>) -> Vec<(String, String)> {
         let Form::Json(members) = &self.0 else {
             return Vec::new();
@@ -162,7 +164,7 @@ impl Format {
     }
 }
 
-/// Formats a text for a tag, without escapes; empty without values.
+/// Formats a request for the value of a span's tag, without escaping; empty if all operators have no value.
 pub(crate) fn plain_text(format: &Format, of: &Observation<'_>) -> String {
     match &format.0 {
         Form::Text(parts) => plain(parts, of),
@@ -220,13 +222,13 @@ fn parts(text: &str) -> Result<Vec<Part>, FormatError> {
     Ok(parts)
 }
 
-/// Whether the preceding, directly adjacent operator is within quotation marks.
+/// Whether the operator that directly precedes is within quotation marks.
 fn is_quoted_so_far(parts: &[Part]) -> bool {
     matches!(parts.last(), Some(Part::Operator(_, true)))
 }
 
-/// Splits the text after an operator. A `%` within its parentheses, such as in a time format, does
-/// not end the operator.
+/// Splits the text at the end of an operator. A `%` within its parentheses, such as in a time format, does not end
+/// the operator.
 fn ended(text: &str) -> Option<(&str, &str)> {
     let end = text.find('%')?;
     match text.find('(') {

@@ -1,4 +1,4 @@
-//! Attributes of one finished request for reports.
+//! Attributes of one finished request, for access logs, metrics and spans.
 
 use std::{
     collections::BTreeSet,
@@ -8,21 +8,21 @@ use std::{
 
 use http::{HeaderMap, HeaderName};
 
-/// Facts about a request or connection, as described for the module. A missing one is `None`, or empty.
+/// Attributes of a finished request or connection. A missing one is `None`, or empty.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "the fields are those of Envoy's access log")]
 pub struct Observation<'a> {
     pub started: SystemTime,
     pub duration: Duration,
     pub method: Option<&'a str>,
-    /// Path and query, as forwarded.
+    /// Path and query, as forwarded to the upstream.
     pub path: Option<&'a str>,
     pub protocol: Option<&'a str>,
     pub authority: Option<&'a str>,
     pub response_code: u16,
     /// Envoy's response flags, separated by commas; `-` if there are none.
     pub flags: &'a str,
-    /// Response flags as Envoy's bits.
+    /// Response flags as Envoy's bit mask.
     pub flag_bits: u64,
     pub code_details: Option<&'a str>,
     pub termination_details: Option<&'a str>,
@@ -39,19 +39,19 @@ pub struct Observation<'a> {
     pub downstream_remote: SocketAddr,
     pub server_name: Option<&'a str>,
     pub route: Option<&'a str>,
-    /// Verified SPIFFE ID of the caller.
+    /// SPIFFE ID of the downstream, if mTLS verified it.
     pub peer: Option<&'a str>,
     /// Trace id in hexadecimal.
     pub trace_id: Option<&'a str>,
-    /// Name of the reporting machine.
+    /// Host name of the proxy that reports.
     pub hostname: &'a str,
-    /// Request headers selected by [`Wants`].
+    /// Request headers that [`Wants`] selects.
     pub request_headers: &'a HeaderMap,
-    /// Headers of the response.
+    /// Response headers that [`Wants`] selects.
     pub response_headers: &'a HeaderMap,
 }
 
-/// Headers that reports need, copied when the request begins.
+/// Headers that access logs, metrics and spans need, which are copied when the request begins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wants {
     /// Whether all request headers are needed.
@@ -64,7 +64,7 @@ pub struct Wants {
     pub response: BTreeSet<HeaderOrder>,
 }
 
-/// A header's name, with an order.
+/// Header name that can be ordered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderOrder(pub HeaderName);
 
@@ -89,7 +89,7 @@ impl Wants {
         self.response.extend(other.response.iter().cloned());
     }
 
-    /// Adds a request header.
+    /// Adds the name of a request header.
     pub fn request_header(&mut self, name: HeaderName) {
         self.request.insert(HeaderOrder(name));
     }
@@ -122,7 +122,7 @@ fn selected(all: &HeaderMap, is_all: bool, names: &BTreeSet<HeaderOrder>) -> Hea
 pub(crate) mod examples {
     use super::*;
 
-    /// Builds an observation of a request with a response.
+    /// Builds the attributes of a request with a response, for tests.
     pub(crate) fn answered<'a>(request: &'a HeaderMap, response: &'a HeaderMap) -> Observation<'a> {
         Observation {
             started: SystemTime::UNIX_EPOCH + Duration::from_millis(1_606_339_578_409),

@@ -1,7 +1,7 @@
-//! The span of a request at a waypoint: one of kind `SERVER`, as in Envoy.
+//! Trace span of a request at a waypoint, of kind `SERVER`, as in Envoy.
 //!
-//! Names and attributes follow OpenTelemetry's conventions for HTTP, with the tags of Istio's
-//! proxies in addition.
+//! Names and attributes follow OpenTelemetry's semantic conventions for HTTP, with the tags of Istio's proxies in
+//! addition.
 
 use std::{
     borrow::Cow,
@@ -32,17 +32,17 @@ pub struct Span {
     pub start: SystemTime,
     pub duration: Duration,
     pub attributes: Vec<Attribute>,
-    /// Whether the span failed because of the server.
+    /// Whether the server failed, so that the span's status is an error.
     pub is_error: bool,
 }
 
 /// Span attribute: name and value.
 pub type Attribute = (Cow<'static, str>, AttributeValue);
 
-/// The value of an attribute.
+/// Value of a span attribute.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AttributeValue {
-    /// Value that is text.
+    /// String attribute value.
     Text(String),
     /// Integer attribute value.
     Number(i64),
@@ -60,16 +60,16 @@ pub struct Tag {
 /// Source of a tag's value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TagSource {
-    /// Fixed text value.
+    /// Fixed text of the configuration.
     Fixed(ArcStr),
-    /// A header of the request, and its default. Without a default there is no tag.
+    /// Request header with its default. Without header and default there is no tag.
     Header(HeaderName, Option<ArcStr>),
-    /// Access-log format string.
+    /// Access-log format that is evaluated for the request.
     Format(Format),
 }
 
 impl Tag {
-    /// Returns the headers that the tag reads.
+    /// Returns the request headers that the tag reads.
     pub fn wants(&self) -> Wants {
         match &self.source {
             TagSource::Fixed(_) => Wants::default(),
@@ -95,7 +95,7 @@ impl Tag {
     }
 }
 
-/// Istio's tags of the source and the destination of a request: names and values.
+/// Istio's tags for source and destination of a request: names and values.
 pub type Parties = Vec<(&'static str, String)>;
 
 /// Trace context of a span.
@@ -108,7 +108,7 @@ pub struct SpanContext {
     pub state: String,
 }
 
-/// Builds the span of a request. Texts of peers are truncated to `most` bytes.
+/// Builds the span of a request. Text from peers is truncated to `most` bytes.
 pub fn of(
     span_context: SpanContext,
     observation: &Observation<'_>,
@@ -156,7 +156,7 @@ pub fn of(
     }
 }
 
-/// Whether a server span is an error: a server error, or an unknown status.
+/// Whether the span's status is an error: the response is a 5xx, or the status is unknown.
 fn is_error(of: &Observation<'_>) -> bool {
     // Unknown, DeadlineExceeded, Unimplemented, Internal, Unavailable, DataLoss.
     let of_grpc = [2, 4, 12, 13, 14, 15];
@@ -167,7 +167,7 @@ fn is_error(of: &Observation<'_>) -> bool {
     of.response_code == 0 || of.response_code >= 500 || is_grpc_error
 }
 
-/// Returns the method if it is well-known; `_OTHER` for any other.
+/// Returns the HTTP method if it is a known one, and `_OTHER` for any other, by OpenTelemetry's conventions.
 fn method(of: &Observation<'_>) -> Option<&'static str> {
     const KNOWN: [&str; 9] = [
         "GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH",
@@ -201,7 +201,7 @@ fn cut(text: &str, most: usize) -> String {
     text.get(..end).unwrap_or_default().to_owned()
 }
 
-/// Attributes by OpenTelemetry's conventions.
+/// Adds the attributes of OpenTelemetry's HTTP conventions.
 fn http(of: &Observation<'_>, all: &mut Attributes) {
     all.text("http.request.method", Some(method(of).unwrap_or("_OTHER")));
     if method(of).is_none() {
@@ -269,7 +269,7 @@ fn istio(of: &Observation<'_>, all: &mut Attributes) {
     all.text("node_id", Some(of.hostname));
 }
 
-/// Returns the headers that spans read themselves.
+/// Returns the request headers that every span reads.
 pub fn wants() -> Wants {
     let mut wants = Wants::default();
     wants.request_header(http::header::USER_AGENT);

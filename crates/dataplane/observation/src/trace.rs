@@ -1,6 +1,6 @@
 //! Trace contexts in headers: W3C's `traceparent` and `tracestate`, and B3 in one header or several.
 //!
-//! Malformed headers are ignored. If contexts differ, W3C's wins.
+//! Malformed headers are ignored. If contexts differ, W3C's takes precedence.
 
 use std::fmt;
 
@@ -9,11 +9,11 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 #[cfg(test)]
 mod tests;
 
-/// The header of W3C's context.
+/// Header of W3C's trace context: trace id, span id and flags.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// Header in which tracing systems keep state of their own.
+/// Header of W3C's trace context with the state of tracing systems.
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
-/// Header with the id of a request in Envoy's meshes.
+/// Header with the request id that Envoy generates and forwards.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const B3: HeaderName = HeaderName::from_static("b3");
 const B3_TRACE: HeaderName = HeaderName::from_static("x-b3-traceid");
@@ -36,7 +36,7 @@ impl TraceId {
         Self(bits.max(1))
     }
 
-    /// Returns the bytes for the wire.
+    /// Returns the id in network byte order.
     pub fn bytes(self) -> [u8; 16] {
         self.0.to_be_bytes()
     }
@@ -48,7 +48,7 @@ impl SpanId {
         Self(bits.max(1))
     }
 
-    /// Returns the bytes for the wire.
+    /// Returns the id in network byte order.
     pub fn bytes(self) -> [u8; 8] {
         self.0.to_be_bytes()
     }
@@ -66,14 +66,14 @@ impl fmt::Display for SpanId {
     }
 }
 
-/// Trace context of a request.
+/// Trace context that a request came with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Incoming {
-    /// Trace id, and span id of the sender.
+    /// Trace id, and span id of the sender, which is the parent.
     pub parent: Option<(TraceId, SpanId)>,
     /// Sampling decision of the sender, if it made one.
     pub sampled: Option<bool>,
-    /// Header formats of the trace context to write.
+    /// Header formats in which the request carries its trace context, and in which it is forwarded.
     forms: Forms,
 }
 
@@ -85,7 +85,7 @@ struct Forms {
 }
 
 impl Incoming {
-    /// Reads the trace context of a request.
+    /// Parses the trace context in a request's headers.
     pub fn of(headers: &HeaderMap) -> Self {
         let w3c = single(headers, &TRACEPARENT).and_then(traceparent);
         let b3 = single(headers, &B3).and_then(b3);
@@ -101,7 +101,7 @@ impl Incoming {
         Self { forms, ..found }
     }
 
-    /// Writes the context to the headers of the forwarded request, with this span as the parent.
+    /// Writes the trace context to the headers of the forwarded request, with the proxy's `span` as the parent.
     pub fn pass_on(&self, headers: &mut HeaderMap, trace: TraceId, span: SpanId, sampled: bool) {
         let flag = u8::from(sampled);
         put(
@@ -244,12 +244,11 @@ fn b3_multiple(headers: &HeaderMap) -> Option<Incoming> {
     })
 }
 
-/// Sampling rate of all requests, in ten thousandths.
+/// Sampling rate of 100 %, in ten thousandths.
 pub const ALWAYS: u32 = 10_000;
 
-/// Decides whether a request without a sampling decision is sampled: `share` of ten thousand are.
-/// Request ids in Envoy's format make all proxies of a request decide alike; otherwise `draw`
-/// decides.
+/// Decides whether a request without a sampling decision is sampled: `share` of ten thousand are. A request id in
+/// Envoy's format makes all proxies of the request decide alike; otherwise `draw` decides.
 pub fn decide(share: u32, request_id: Option<&[u8]>, draw: impl FnOnce() -> u32) -> bool {
     if share == 0 || share >= ALWAYS {
         return share != 0;
@@ -262,7 +261,7 @@ pub fn decide(share: u32, request_id: Option<&[u8]>, draw: impl FnOnce() -> u32)
     of_id.unwrap_or_else(draw) % ALWAYS < share
 }
 
-/// Returns a random UUID as request id.
+/// Generates a request id: a random UUID.
 pub fn request_id(bits: u128) -> String {
     let bits = bits & !(0xf << 76) & !(0x3 << 62) | (0x4 << 76) | (0x2 << 62);
     let text = format!("{bits:032x}");

@@ -1,8 +1,7 @@
-//! Encodes spans and access-log lines as OTLP messages, and decodes the collectors' responses.
+//! Encodes spans and access-log lines as OTLP messages, and decodes collectors' responses.
 //!
-//! The message types are those of OpenTelemetry's own crate. Connections, batching and limits are
-//! the caller's: a waypoint exports over its own upstreams with its own queues and bounds, which
-//! the SDK's exporters do not support.
+//! The message types are those of OpenTelemetry's own crate. Connections, batching and limits are the caller's: a
+//! waypoint exports over its own upstreams with its own queues and bounds, which the SDK's exporters do not support.
 #![forbid(unsafe_code)]
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -29,28 +28,28 @@ mod tests;
 pub const TRACES_METHOD: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 /// gRPC method that exports log records.
 pub const LOGS_METHOD: &str = "/opentelemetry.proto.collector.logs.v1.LogsService/Export";
-/// Instrumentation scope of all telemetry.
+/// Name of the instrumentation scope of all spans and log records.
 const SCOPE: &str = "ambit-waypoint";
-/// Span flags: the sampled bit, and the bit that marks the other flags as valid.
+/// Flags of a span: the sampled bit, and the bit that marks the other flags as valid.
 const SAMPLED: u32 = 1;
 
-/// Attributes that all telemetry of one waypoint has in common.
+/// OTLP resource: attributes that all telemetry of one waypoint has in common.
 #[derive(Clone, Debug, Default)]
 pub struct Resource {
     /// Attributes such as `service.name`.
     pub attributes: Vec<(&'static str, String)>,
 }
 
-/// One line of an access log.
+/// Access-log line, to be exported as a log record.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
     /// Start time of the request.
     pub time: SystemTime,
-    /// The log's name.
+    /// Name of the access log.
     pub log: String,
     /// Text of the line.
     pub body: String,
-    /// Further names and values.
+    /// Names and values of further attributes.
     pub attributes: Vec<(String, String)>,
     /// Trace id and span id of the request, if it is traced.
     pub span: Option<([u8; 16], [u8; 8])>,
@@ -99,7 +98,7 @@ fn attribute((name, value): &Attribute) -> KeyValue {
     pair(name, value)
 }
 
-/// Encodes a message with spans.
+/// Encodes an export request with spans.
 pub fn traces(resource: &Resource, spans: &[Span]) -> Vec<u8> {
     let span = |span: &Span| {
         let start = nanoseconds(span.start);
@@ -139,7 +138,7 @@ pub fn traces(resource: &Resource, spans: &[Span]) -> Vec<u8> {
     sent.encode_to_vec()
 }
 
-/// Encodes a message with log records.
+/// Encodes an export request with log records.
 pub fn logs(resource: &Resource, lines: &[Line]) -> Vec<u8> {
     let line = |line: &Line| {
         let attributes = line.attributes.iter();
@@ -174,14 +173,14 @@ pub fn logs(resource: &Resource, lines: &[Line]) -> Vec<u8> {
     sent.encode_to_vec()
 }
 
-/// Number of spans that the collector's response rejects. An unreadable response rejects none.
+/// Returns the number of spans that the collector's response rejects; none if the response is malformed.
 pub fn rejected_spans(answer: &[u8]) -> u64 {
     let answer = ExportTraceServiceResponse::decode(answer).ok();
     let partial = answer.and_then(|answer| answer.partial_success);
     partial.map_or(0, |partial| partial.rejected_spans.max(0).unsigned_abs())
 }
 
-/// Number of log records that the collector's response rejects.
+/// Returns the number of log records that the collector's response rejects; none if the response is malformed.
 pub fn rejected_lines(answer: &[u8]) -> u64 {
     let answer = ExportLogsServiceResponse::decode(answer).ok();
     let partial = answer.and_then(|answer| answer.partial_success);

@@ -1,4 +1,4 @@
-//! Tests of messages as a collector decodes them.
+//! Tests that collectors decode the encoded messages.
 
 use std::time::Duration;
 

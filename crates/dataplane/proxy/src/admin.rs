@@ -1,4 +1,4 @@
-//! Admin, metrics and readiness servers, and the server of flow events for the control plane.
+//! Admin, metrics and readiness servers of a proxy, and the server of flow events for the control plane.
 
 use std::{
     io,
@@ -36,16 +36,17 @@ use crate::{
 /// Retry interval for a port that the old proxy still holds.
 const PORT_RETRY: Duration = Duration::from_millis(50);
 
-/// Maximum concurrent connections of the control plane: each replica opens some for each reader that it serves.
+/// Maximum concurrent flow event connections from the control plane: each of its replicas opens some for each reader
+/// that it serves.
 const FLOW_CONNECTIONS: usize = 32;
 
-/// Dump of a proxy's own workloads.
+/// Builds `workloadState` of `/config_dump`: the program's own view of its local workloads.
 type WorkloadState = Box<dyn Fn() -> Value + Send + Sync>;
 
-/// Pages of one program: the response to a request, if it is for one of them.
+/// Additional admin pages of one program: returns the response, or `None` if the request is for none of them.
 pub type Pages = Box<dyn Fn(&Request) -> Option<Response> + Send + Sync>;
 
-/// State that the admin server reports.
+/// Data that the admin server serves.
 pub struct Admin {
     /// Name of the program for display.
     pub title: &'static str,
@@ -53,23 +54,23 @@ pub struct Admin {
     pub state: SharedState,
     /// Certificates of the proxy.
     pub certificates: Certificates,
-    /// Configuration for the dump.
+    /// Configuration of the proxy, for `/config_dump`.
     pub config: Value,
-    /// `workloadState` of a dump.
+    /// Builds `workloadState` of `/config_dump`.
     pub workload_state: WorkloadState,
-    /// Predictor of connections or requests.
+    /// Handler of `POST /explain`, which predicts the handling of a connection or request.
     pub explain: Explain,
-    /// Log levels; none when another program has set up logging.
+    /// Handle that reads and sets log levels; `None` when another program has set up logging.
     pub logs: Option<LogHandle>,
     /// Trigger that shuts the process down.
     pub quit: ShutdownTrigger,
     /// Content of the local file that is the source of the mesh state.
     pub static_config: Value,
-    /// Readers of flow events.
+    /// Hub of flow events and their readers.
     pub flows: Arc<Flows>,
-    /// Access of the control plane to flow events; `None` without access.
+    /// Identities for serving flow events to the control plane; `None` turns that server off.
     pub flow_access: Option<FlowAccess>,
-    /// Additional pages of the program, which take precedence.
+    /// Additional pages of the program, which take precedence over the common ones.
     pub pages: Option<Pages>,
 }
 
@@ -82,7 +83,7 @@ impl std::fmt::Debug for Admin {
 }
 
 impl Admin {
-    /// Serves a request to the admin port.
+    /// Responds to a request to the admin port.
     pub async fn respond(&self, request: &Request) -> Response {
         if let Some(response) = self.pages.as_ref().and_then(|pages| pages(request)) {
             return response;
@@ -140,7 +141,7 @@ impl Admin {
     }
 }
 
-/// Ports of the admin servers.
+/// Ports of the admin, metrics and readiness servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Ports {
     /// Port of the admin server, on the loopback address.
@@ -149,16 +150,17 @@ pub struct Ports {
     pub metrics: u16,
     /// Port of the readiness server, on all addresses.
     pub readiness: u16,
-    /// Whether "all addresses" include IPv6, if the machine has it.
+    /// Whether the servers on all addresses also listen on IPv6, if the machine has it.
     pub ipv6: bool,
-    /// Whether to retry ports that the old proxy still holds, if both share a network.
+    /// Whether to retry binding ports that the previous proxy still holds, since both share a network namespace.
     pub wait_for_them: bool,
 }
 
-/// Starts the servers; the server of flow events only if `flow_access` is set.
+/// Starts the admin, metrics and readiness servers, and the server of flow events if `flow_access` is set.
 ///
 /// # Errors
-/// When a port cannot be had.
+///
+/// When a port cannot be bound.
 pub async fn serve(
     admin: Admin,
     registry: Arc<Registry>,
@@ -239,7 +241,7 @@ impl Server {
         self.serve_on(|listener| listener, handler).await
     }
 
-    /// Serves like [`Self::serve`], over listeners that `wrap` builds.
+    /// Serves like [`Self::serve`], over listeners that `wrap` builds from the TCP listeners.
     async fn serve_on<L, H, F>(
         self,
         wrap: impl FnOnce(TcpListener) -> L + Send + 'static,
@@ -278,7 +280,7 @@ impl Server {
     }
 }
 
-/// Version of this build.
+/// Returns the version of this build, as JSON for `/config_dump`.
 pub fn version() -> Value {
     json!({
         "version": env!("CARGO_PKG_VERSION"),

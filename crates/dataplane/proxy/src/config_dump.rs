@@ -1,7 +1,7 @@
-//! `/config_dump`: the state as JSON, in the format that `istioctl ztunnel-config` reads.
+//! `/config_dump`: the mesh state as JSON, in the format that `istioctl ztunnel-config` reads.
 //!
-//! The records are taken out of the table one by one while they are written, so that dumping a large
-//! mesh takes little memory and never holds a lock for long.
+//! The records are read from the table one by one while they are written, so that dumping a large mesh takes little
+//! memory and never holds a lock for long.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -16,23 +16,23 @@ use serde_json::Value;
 
 use crate::state::SharedState;
 
-/// Parts of a dump that other components provide.
+/// Members of `/config_dump` besides the mesh state, which other components provide.
 #[derive(Clone, Debug, Default)]
 pub struct DumpExtras {
-    /// `version`: {version, gitRevision, rustVersion, buildProfile, buildStatus, istioVersion,
+    /// `version` member: {version, gitRevision, rustVersion, buildProfile, buildStatus, istioVersion,
     /// cryptoProvider}.
     pub version: Value,
-    /// `config`: the proxy's configuration.
+    /// `config` member: the proxy's configuration.
     pub config: Value,
-    /// `certificates`: a list, see `ambit_tls`.
+    /// `certificates` member: a list of certificates in the format of `ambit_tls`.
     pub certificates: Value,
-    /// `workloadState`: by pod uid.
+    /// `workloadState` member: state of the proxy's local workloads, by pod uid.
     pub workload_state: Value,
-    /// `staticConfig`: content of the local file.
+    /// `staticConfig` member: content of the local xDS file (`LOCAL_XDS_PATH`).
     pub static_config: Value,
 }
 
-/// Writes the dump.
+/// Serializes the response of `/config_dump`.
 pub fn config_dump(state: &SharedState, extras: &DumpExtras) -> Result<Vec<u8>, serde_json::Error> {
     serde_json::to_vec_pretty(&Dump { state, extras })
 }

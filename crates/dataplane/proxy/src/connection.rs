@@ -1,4 +1,4 @@
-//! Life of one connection in a proxy: it is [opened](Opening), relayed ([`Established`]), and its [`Report`] is written
+//! Life of one proxied connection: it is [opened](Opening), relayed ([`Established`]), and its [`Report`] is written
 //! at its end.
 
 use std::{error::Error, pin::pin};
@@ -15,9 +15,9 @@ use crate::{
     report::Report,
 };
 
-/// Error of opening a connection.
+/// Error of opening a proxied connection.
 pub trait Failure: Error + From<Cut> + 'static {
-    /// Returns the low-cardinality reason for metrics.
+    /// Returns the low-cardinality reason, for metrics and the access log.
     fn reason(&self) -> Reason;
     /// Returns the policy that denied the connection, `namespace/name`.
     fn policy(&self) -> Option<String> {
@@ -25,19 +25,19 @@ pub trait Failure: Error + From<Cut> + 'static {
     }
 }
 
-/// Connection in setup, which is in the table and reported whatever its outcome.
+/// Connection in setup; it is listed in the connection table and reported whatever its outcome.
 #[derive(Debug)]
 pub struct Opening {
-    /// Report of the connection so far.
+    /// Access log, metrics and flow events of the connection so far.
     pub report: Report,
-    /// Entry in the connection table.
+    /// Entry of the connection in the connection table.
     pub tracked: Tracked,
-    /// Guard that shutdown waits for.
+    /// Guard that keeps the drain waiting for this connection.
     pub open: OpenWork,
 }
 
 impl Opening {
-    /// Records that both ends are connected. `near` is the application's end, whose bytes are reported as sent.
+    /// Records that both sides are connected. `near` is the application's side, whose bytes are reported as sent.
     pub fn established(mut self, near: impl Into<End>, far: impl Into<End>) -> Established {
         self.report.opened();
         Established {
@@ -56,14 +56,14 @@ impl Opening {
     }
 }
 
-/// One end of a connection.
+/// Transport of one side of a relayed connection.
 #[derive(Debug)]
 pub enum End {
     /// A TCP socket.
     Plain(TcpStream),
     /// An HBONE tunnel.
     Tunnel(Tunnel),
-    /// HBONE tunnel inside another tunnel.
+    /// An HBONE tunnel inside another tunnel.
     Inner(Box<Inner>),
 }
 
@@ -79,7 +79,7 @@ impl From<Tunnel> for End {
     }
 }
 
-/// Kind of transport of one end of the relay.
+/// Borrowed transport of one side of the relay.
 enum Side<'a> {
     Socket(&'a mut TcpStream),
     Tunnel(&'a mut Tunnel),
@@ -94,7 +94,7 @@ impl End {
         }
     }
 
-    /// Copies between the application's end (`self`) and `far` until both directions have ended.
+    /// Copies between the application's side (`self`) and `far` until both directions have ended.
     async fn relay(&mut self, far: &mut Self, report: &Report) -> Result<(), RelayError> {
         match (self.side(), far.side()) {
             (Side::Socket(near), Side::Socket(far)) => relay_plain(near, far, report).await,
@@ -106,14 +106,14 @@ impl End {
         }
     }
 
-    /// Marks both directions as ended in order, so that the socket is not reset.
+    /// Marks both directions as closed in order, so that dropping the socket does not reset it.
     fn end_in_order(&self) {
         if let Self::Plain(stream) = self {
             socket::end_in_order(stream);
         }
     }
 
-    /// Resets the end of a broken or terminated connection. Sockets are reset when they are dropped.
+    /// Resets this side of a broken or terminated connection. Sockets are reset when they are dropped.
     fn reset(&mut self) {
         if let Side::Tunnel(tunnel) = self.side() {
             tunnel.reset();
@@ -121,7 +121,7 @@ impl End {
     }
 }
 
-/// State of an established connection.
+/// Connection that is open on both sides, ready to be relayed.
 #[derive(Debug)]
 pub struct Established {
     near: End,
@@ -133,7 +133,8 @@ pub struct Established {
 
 impl Established {
     /// Relays until both directions have ended, the connection breaks, or it is terminated; the value must then be
-    /// dropped. Takes it borrowed, since a copy in the future would double the memory of a connection.
+    /// dropped. The method borrows the value, since a copy of it in the future would double the memory of a
+    /// connection.
     pub async fn relay(&mut self) {
         let Self {
             near,

@@ -1,7 +1,7 @@
 //! Open connections of one pod, which `/config_dump` lists, a policy change re-checks, and a deadline terminates.
 //!
-//! A connection holds its [`Tracked`] while it is open and waits on it for its termination, so that a decision of any
-//! thread reaches the thread that owns the connection.
+//! A connection holds its [`Tracked`] while it is open and waits on it for its termination, so that any thread can
+//! terminate a connection that another thread owns.
 
 use std::{
     collections::HashMap, future::poll_fn, net::SocketAddr, pin::Pin, sync::Arc, task::Poll,
@@ -19,18 +19,18 @@ pub enum Cut {
     /// A changed policy or pod record denies the connection.
     #[error("connection closed due to policy change")]
     Policy,
-    /// The pod's record names a policy that was not received in time.
+    /// The pod's record names a policy that was not received within the grace period.
     #[error("connection closed: a policy that the workload names is still not known")]
     MissingPolicy,
     /// A policy or binding requires the pod's waypoint, which the connection bypasses.
     #[error("connection closed: it does not come through the waypoint of the workload")]
     PassesByWaypoint,
-    /// The connection bypasses the pod's waypoint, and the waypoint has a rule that could reject its content.
+    /// The connection bypasses the pod's waypoint, and the waypoint has a layer 7 rule that could reject its content.
     #[error(
         "connection closed: it does not come through the waypoint of the workload, and a layer 7 rule could concern it"
     )]
     WaypointRule,
-    /// The deadline of a drain passed, or the pod's proxy was stopped at once.
+    /// The drain's deadline passed, or the pod's proxy was stopped without a drain.
     #[error("connection closed due to connection drain")]
     Drain,
 }
@@ -56,22 +56,22 @@ pub enum Direction {
     Outbound,
 }
 
-/// Path of a connection to the pod, which determines who authorizes it.
+/// Path of a connection to the pod, which determines the policies that apply to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Course {
     /// Direct connection, to which all of the pod's policies apply.
     #[default]
     Direct,
-    /// Through the pod's waypoint, which delivers over another connection, to which the pod's policies apply. Only
-    /// PeerAuthentication applies to this one.
+    /// Connection that the proxy forwards to the pod's waypoint. Only PeerAuthentication applies to it; the pod's
+    /// other policies apply to the waypoint's own connection to the pod.
     ThroughWaypoint,
 }
 
-/// Dump of a connection.
+/// Fields of a connection in `/config_dump`.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Shown {
-    /// The client's address.
+    /// Address of the client.
     pub src: SocketAddr,
     /// Address that the client dialled.
     pub original_dst: String,
@@ -85,7 +85,7 @@ pub struct Shown {
 struct Entry {
     direction: Direction,
     shown: Shown,
-    /// Attributes that policies match; inbound only.
+    /// Attributes of the client that policies match; only for inbound connections.
     peer: Option<Peer>,
     course: Course,
     cut: oneshot::Sender<Cut>,
@@ -97,11 +97,11 @@ struct Inner {
     next: u64,
 }
 
-/// Table of open connections. Clones share it.
+/// Table of one pod's open connections. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Connections(Arc<Mutex<Inner>>);
 
-/// Open connection in the table; dropping it removes the entry.
+/// Handle of a connection in the table; dropping it removes the entry.
 #[derive(Debug)]
 pub struct Tracked {
     list: Connections,
@@ -109,7 +109,7 @@ pub struct Tracked {
     cut: oneshot::Receiver<Cut>,
 }
 
-/// The dump of one pod's connections.
+/// Open connections of one pod in `/config_dump`.
 #[derive(Debug, Default, Serialize)]
 pub struct ConnectionDump {
     inbound: Vec<InboundEntry>,
@@ -120,7 +120,7 @@ pub struct ConnectionDump {
     pub pre_capture: Vec<Shown>,
 }
 
-/// Inbound connection as shown in dumps.
+/// Inbound connection in `/config_dump`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct InboundEntry {
@@ -131,8 +131,8 @@ struct InboundEntry {
 }
 
 impl Connections {
-    /// Adds a connection to the pod to the table. Must be called before it is authorized, so that no change can fall
-    /// between the two.
+    /// Adds a connection to the pod to the table. Must be called before the connection is authorized, so that no
+    /// policy change can fall between the two.
     pub fn inbound(&self, shown: Shown, peer: Peer) -> Tracked {
         self.track(Direction::Inbound, shown, Some(peer))
     }
@@ -164,7 +164,7 @@ impl Connections {
         }
     }
 
-    /// Number of open connections.
+    /// Returns the number of open connections.
     pub fn len(&self) -> usize {
         self.0.lock().entries.len()
     }
@@ -174,9 +174,9 @@ impl Connections {
         self.len() == 0
     }
 
-    /// Closes the connections to the pod for which `reason_to_close` returns a reason. Returns their number.
-    /// `reason_to_close` is called without the lock: a connection that is added meanwhile is authorized afterwards, and
-    /// thus by the current state.
+    /// Terminates the connections to the pod for which `reason_to_close` returns a reason, and returns their number.
+    /// `reason_to_close` is called without the lock: a connection that is added meanwhile is authorized afterwards,
+    /// and thus by the current state.
     pub fn recheck(&self, mut reason_to_close: impl FnMut(&Peer, Course) -> Option<Cut>) -> usize {
         let peers: Vec<(u64, Peer, Course)> = {
             let inner = self.0.lock();
@@ -205,14 +205,14 @@ impl Connections {
         count
     }
 
-    /// Terminates a connection. Returns whether it was still open.
+    /// Terminates the connection with this id. Returns whether it was still open.
     fn cut(&self, id: u64, why: Cut) -> bool {
         let entry = self.0.lock().entries.remove(&id);
         // One that is just ending by itself does not listen any more.
         entry.map(|entry| entry.cut.send(why)).is_some()
     }
 
-    /// Dumps the open connections.
+    /// Lists the open connections for `/config_dump`.
     pub fn dump(&self) -> ConnectionDump {
         let mut dump = ConnectionDump::default();
         for entry in self.0.lock().entries.values() {
@@ -233,11 +233,12 @@ impl Connections {
 }
 
 impl Tracked {
-    /// Runs `work` unless the connection is terminated first. Takes it pinned, since a copy in the future would double
-    /// the memory of a connection.
+    /// Runs `work` unless the connection is terminated first. `work` is passed pinned, since a copy in the future
+    /// would double the memory of a connection.
     ///
     /// # Errors
-    /// The reason it was cut.
+    ///
+    /// The reason of the termination.
     pub async fn unless_cut<T>(
         &mut self,
         mut work: Pin<&mut impl Future<Output = T>>,
@@ -276,7 +277,7 @@ impl Handle {
         }
     }
 
-    /// Records how the connection reaches the pod. To be called before it is authorized.
+    /// Records how the connection reaches the pod. Must be called before the connection is authorized.
     pub fn takes(&self, course: Course) {
         if let Some(entry) = self.list.0.lock().entries.get_mut(&self.id) {
             entry.course = course;

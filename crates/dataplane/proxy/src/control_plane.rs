@@ -19,15 +19,15 @@ use crate::{
     warm_start::MeshCache,
 };
 
-/// The address, trust anchors and name of a control plane service.
+/// Address, trust anchors and expected server name of a control plane service (xDS or CA).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Upstream {
-    /// `https://host:port`; `None` turns the client off.
+    /// URL of the service, `https://host:port`; `None` turns the client off.
     pub address: Option<String>,
-    /// Root certificates: a path, PEM text or `SYSTEM`.
+    /// Root certificates that the server's certificate must chain to: a path, PEM text or `SYSTEM`.
     pub root: String,
-    /// Alternative name of the server's certificate.
+    /// SAN that the server's certificate must have, in place of the address's host name.
     pub alternative_name: Option<String>,
 }
 
@@ -46,12 +46,12 @@ pub(crate) fn token(setting: Option<&str>) -> Option<TokenSource> {
     setting.map(TokenSource::from_setting)
 }
 
-/// Address of the control plane, and the client's identity.
+/// Settings of the xDS client: the control plane, and the credentials of the client.
 #[derive(Clone, Debug)]
 pub struct XdsSettings {
-    /// The control plane.
+    /// Address of the xDS server.
     pub upstream: Upstream,
-    /// Path of the token, or the token itself.
+    /// Path of the service account token that authenticates the client, or the token itself.
     pub auth_token: Option<String>,
     /// Cluster that issued the token.
     pub cluster_id: ArcStr,
@@ -61,15 +61,15 @@ pub struct XdsSettings {
     pub on_demand: bool,
 }
 
-/// Applies published changes to the state.
+/// Handler of the xDS client, which applies received updates to the mesh state.
 pub struct Follower<S> {
     /// State of the mesh.
     pub state: SharedState,
     /// Metrics of the proxy.
     pub metrics: Arc<Metrics>,
-    /// Callback for the first complete state.
+    /// Callback that is called when the first complete state has been applied.
     pub synced: S,
-    /// Cache that the next process starts with.
+    /// Warm-start cache, from which the next process restores the mesh.
     pub cache: Option<Arc<MeshCache>>,
 }
 
@@ -129,7 +129,7 @@ impl<S: Fn() + Send + Sync + 'static> Handler for Follower<S> {
     }
 }
 
-/// Returns the reason that metrics give for the end of a connection to the control plane.
+/// Returns the metric label for the end of a connection to the control plane.
 pub fn termination(ending: Ending) -> XdsTermination {
     match ending {
         Ending::ConnectFailed => XdsTermination::ConnectionError,
@@ -139,9 +139,11 @@ pub fn termination(ending: Ending) -> XdsTermination {
     }
 }
 
-/// Restores the cached state and starts the subscription. Headers and TLS parameters come from the environment.
+/// Restores the cached mesh state and starts the xDS client. Its headers and TLS parameters come from the
+/// environment.
 ///
 /// # Errors
+///
 /// When the settings, or the cache, cannot be used.
 pub fn follow<S: Fn() + Send + Sync + 'static>(
     env: &Env,

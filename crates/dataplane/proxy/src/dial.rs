@@ -1,4 +1,4 @@
-//! Outbound connections of one instance: plain ones, HBONE tunnels, and tunnels inside tunnels.
+//! Outbound connections of one proxy instance: plain TCP, HBONE tunnels, and tunnels inside tunnels.
 
 mod error;
 mod inner;
@@ -31,19 +31,19 @@ pub use error::{ConnectError, InnerError, PlainError};
 pub use inner::Inner;
 pub use waits::{Wait, Waits};
 
-/// Timeout of connecting.
+/// Timeout for opening one outbound connection.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Header with a peer's workload metadata.
+/// Header with the sender's workload metadata.
 pub const BAGGAGE: HeaderName = HeaderName::from_static("baggage");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// Opens outbound connections of one instance.
+/// Opens outbound connections of one proxy instance.
 #[derive(Clone, Debug)]
 pub struct Dialer {
     /// Identity whose certificate the dialer presents.
     pub identity: Identity,
-    /// Source of certificates.
+    /// Provider of the certificates for mTLS.
     pub certificates: Certificates,
     /// Network namespace of the sockets; `None` is the process's own.
     pub netns: Option<Netns>,
@@ -59,20 +59,20 @@ pub struct Dialer {
     pub network: ArcStr,
     /// State of the mesh.
     pub state: SharedState,
-    /// Connections that wait for a waypoint.
+    /// Connections that wait until a pod of their waypoint serves.
     pub waits: Waits,
 }
 
 impl Dialer {
-    /// Whether an address is known to be a pod's on this node; false without a configured node.
+    /// Whether an address is known to belong to a pod on this node; false without a configured node.
     pub fn is_near(&self, ip: IpAddr) -> bool {
         let table = self.state.table();
         let workload = table.workload_by_ip(&self.network, ip);
         workload.is_some_and(|workload| *workload.node() == self.node) && !self.node.is_empty()
     }
 
-    /// Socket options of the proxy's own connections to `destination`. On this node, their other end is accepted by the
-    /// worker that opens them.
+    /// Returns the socket options of a tunnel's connection to `destination`. If that is on this node, the worker that
+    /// opens the connection also accepts it.
     fn tunnel_spec(&self, destination: IpAddr) -> OutboundSpec {
         let near = self.is_near(destination);
         OutboundSpec {
@@ -86,7 +86,7 @@ impl Dialer {
         }
     }
 
-    /// Socket options of the application's own connections to `destination`.
+    /// Returns the socket options of a plain connection to `destination`, which carries the application's own bytes.
     fn plain_spec(&self, destination: IpAddr) -> OutboundSpec {
         OutboundSpec {
             mark: self.mark,
@@ -99,10 +99,11 @@ impl Dialer {
         }
     }
 
-    /// Connects as the application would have.
+    /// Opens a plain TCP connection, as the application itself would.
     ///
     /// # Errors
-    /// When no endpoint answers in time, or the connection is refused.
+    ///
+    /// When the peer does not respond in time, or refuses the connection.
     pub async fn plain(&self, addr: SocketAddr) -> Result<TcpStream, ConnectError> {
         let failed = |source| ConnectError::Plain { addr, source };
         let socket = socket::outbound(self.netns.as_ref(), addr, &self.plain_spec(addr.ip()))
@@ -117,7 +118,8 @@ impl Dialer {
     /// Opens a tunnel for `route` in the worker's pool, for a connection of `source_ip`.
     ///
     /// # Errors
-    /// When no connection to the peer can be had, or it refuses the tunnel.
+    ///
+    /// When no connection to the peer can be opened, or it refuses the tunnel.
     pub async fn tunnel(
         &self,
         pool: &Pool,
@@ -129,9 +131,11 @@ impl Dialer {
             .await
     }
 
-    /// [`Self::tunnel`], with limits of new connections from `reserve`.
+    /// Opens a tunnel like [`Self::tunnel`]; before the pool opens a new connection, `reserve` takes its permit under
+    /// a connection limit.
     ///
     /// # Errors
+    ///
     /// When there is no connection to the endpoint, or the peer refuses the tunnel.
     pub async fn tunnel_within(
         &self,
@@ -166,7 +170,7 @@ impl Dialer {
         }
     }
 
-    /// Opens a connection with mutual TLS for HTTP/2.
+    /// Opens a connection with mTLS and ALPN `h2` to the pool key's destination.
     async fn mutual_tls(&self, key: &PoolKey) -> Result<tls::TlsStream, DialError> {
         let addr = key.destination;
         let (certificate, config) = self.credentials(&key.expected).await?;
@@ -194,7 +198,8 @@ impl Dialer {
         Ok(stream)
     }
 
-    /// Returns the own certificate, and the TLS client configuration that accepts only the expected peers.
+    /// Returns the instance's certificate, and the TLS client configuration that accepts only the `expected`
+    /// identities.
     async fn credentials(
         &self,
         expected: &[Identity],
@@ -216,7 +221,7 @@ impl Dialer {
     }
 }
 
-/// CONNECT headers that describe the caller.
+/// Builds the CONNECT headers that describe the client of the tunnel: `baggage` and `forwarded`.
 pub fn tunnel_headers(local: &Local, forwarded: &Forwarded) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(4);
     if let Some(baggage) = &local.baggage {

@@ -1,5 +1,5 @@
-//! Environment variables of all proxies: Istio's node proxy contract, and Ambit's own variables that start with
-//! `AMBIT_`. Every error names its variable.
+//! Environment variables that all proxies read: those of Istio's ztunnel, and Ambit's own, which start with `AMBIT_`.
+//! Every error names its variable.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -12,18 +12,18 @@ use crate::{SetupLimits, control_plane::Upstream};
 
 pub mod threads;
 
-/// Default path of the mounted trust root.
+/// Default path of the control plane's root certificate.
 const DEFAULT_ROOT: &str = "./var/run/secrets/istio/root-cert.pem";
-/// Default path of the projected token.
+/// Default path of the projected service account token.
 const DEFAULT_TOKEN: &str = "./var/run/secrets/tokens/istio-token";
 
-/// Error of an invalid setting.
+/// Error of an invalid environment variable.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingError {
-    /// Invalid environment variable.
+    /// Environment variable that cannot be parsed.
     #[error(transparent)]
     Variable(#[from] EnvError),
-    /// Control plane URL without TLS.
+    /// Control plane URL with `http:` instead of `https:`.
     #[error("{variable}={address:?}: only https is supported, plain http is refused")]
     PlainHttp {
         /// Name of the variable.
@@ -42,11 +42,12 @@ pub fn first(env: &Env, names: &[&str], default: &str) -> ArcStr {
         .into()
 }
 
-/// Reads the address of the control plane's service `CA` or `XDS` (the variables' prefix); `discovery_address` is that
-/// of the mesh configuration.
+/// Reads the settings of the control plane service with the variables' prefix `CA` or `XDS`; `discovery_address` is
+/// the address in the mesh configuration.
 ///
 /// # Errors
-/// When the address is one of plain HTTP.
+///
+/// When the URL is plain HTTP.
 pub fn upstream(
     env: &Env,
     prefix: &'static str,
@@ -80,13 +81,13 @@ pub fn upstream(
     })
 }
 
-/// The path in a variable, if it is set and not empty.
+/// Returns the path in a variable, if it is set and not empty.
 pub fn path(env: &Env, name: &str) -> Option<PathBuf> {
     let path = env.get(name).filter(|path| !path.is_empty());
     path.map(Into::into)
 }
 
-/// `AUTH_TOKEN`, or the projected token where it is mounted.
+/// Returns `AUTH_TOKEN`, or else the path of the projected service account token if it is mounted.
 pub fn auth_token(env: &Env) -> Option<String> {
     match env.get("AUTH_TOKEN") {
         Some(token) => Some(token.to_owned()).filter(|token| !token.is_empty()),
@@ -96,10 +97,11 @@ pub fn auth_token(env: &Env) -> Option<String> {
     }
 }
 
-/// Reads `KEEPALIVE_*` and `USER_TIMEOUT_ENABLED`.
+/// Reads the TCP keepalive settings (`KEEPALIVE_*`, `USER_TIMEOUT_ENABLED`).
 ///
 /// # Errors
-/// When a variable cannot be read.
+///
+/// When a variable cannot be parsed.
 pub fn tuning(env: &Env) -> Result<Tuning, SettingError> {
     let time = env
         .duration("KEEPALIVE_TIME")?
@@ -127,10 +129,11 @@ pub fn tuning(env: &Env) -> Result<Tuning, SettingError> {
     })
 }
 
-/// Reads `AMBIT_MAX_SETUPS_PER_SOURCE` and `AMBIT_MAX_SETUPS_PER_POD`.
+/// Reads the limits of connections in setup (`AMBIT_MAX_SETUPS_PER_SOURCE`, `AMBIT_MAX_SETUPS_PER_POD`).
 ///
 /// # Errors
-/// When a variable cannot be read.
+///
+/// When a variable cannot be parsed.
 pub fn setup_limits(env: &Env) -> Result<SetupLimits, SettingError> {
     let defaults = SetupLimits::default();
     let number = |name: &'static str, default| {
@@ -142,10 +145,11 @@ pub fn setup_limits(env: &Env) -> Result<SetupLimits, SettingError> {
     })
 }
 
-/// Reads `HTTP2_*` and `POOL_*`.
+/// Reads the HTTP/2 and pool settings of tunnels (`HTTP2_*`, `POOL_*`).
 ///
 /// # Errors
-/// When a variable cannot be read.
+///
+/// When a variable cannot be parsed.
 pub fn http2(env: &Env) -> Result<Settings, SettingError> {
     let defaults = Settings::default();
     let bytes = |name: &str, max: u32, default: u32| -> Result<u32, SettingError> {

@@ -1,5 +1,5 @@
-//! Predictions for connections and requests, for the admin server: the data path's own functions decide from the
-//! current state, and nothing is sent or counted.
+//! `POST /explain` of the admin server predicts how a connection or request would be handled: the data path's own
+//! functions decide from the current state, and nothing is sent or counted.
 
 use std::pin::Pin;
 
@@ -10,16 +10,17 @@ use ambit_rt::http::{Response, json_pretty, text};
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-/// Handler of `POST /explain` with this body.
+/// Handler of `POST /explain`, called with the request's body.
 pub type Explain = Box<dyn Fn(Bytes) -> Answering + Send + Sync>;
 
-/// Future of the response of [`Explain`].
+/// Future of the response to `POST /explain`, see [`Explain`].
 pub type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
 
-/// Reads a query.
+/// Parses the query in a request's body.
 ///
 /// # Errors
-/// With the response, which repeats nothing of the query: it may hold tokens.
+///
+/// Returns the error response, which repeats nothing of the query: it may hold tokens.
 pub fn query<T: DeserializeOwned>(body: &[u8]) -> Result<T, Box<Response>> {
     serde_json::from_slice(body).map_err(|error| {
         let (line, column) = (error.line(), error.column());
@@ -28,12 +29,12 @@ pub fn query<T: DeserializeOwned>(body: &[u8]) -> Result<T, Box<Response>> {
     })
 }
 
-/// Builds the response with a prediction.
+/// Builds the response that carries a prediction.
 pub fn answer(explanation: &Explanation) -> Response {
     json_pretty(200, explanation)
 }
 
-/// Returns the next hop of a route; `None` while the route has an unresolved host name.
+/// Describes the next hop of a route; `None` while the route has an unresolved host name.
 pub fn hop(route: &Route, sender: Peer) -> Option<Hop> {
     match route {
         Route::Passthrough { dst, .. } => Some(Hop {
@@ -86,7 +87,7 @@ fn without_identity(sender: Peer) -> Peer {
     }
 }
 
-/// Namespace and name of a workload.
+/// Returns `namespace/name` of a workload.
 pub fn full_name(workload: &WorkloadRef) -> String {
     format!("{}/{}", workload.namespace(), workload.name())
 }
@@ -104,7 +105,7 @@ pub fn waypoint_of(service: &Service) -> Option<String> {
     Some(all.join(", "))
 }
 
-/// Records a policy that was evaluated.
+/// Describes a policy that was evaluated, and its result, for a prediction.
 pub fn considered(
     policy: impl ToString,
     action: impl std::fmt::Debug,

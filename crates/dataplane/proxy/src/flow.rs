@@ -1,4 +1,4 @@
-//! Flow events of connections, from the data of access log and metrics.
+//! Builds flow events of connections from the data of their access log and metrics.
 
 use std::{
     net::SocketAddr,
@@ -14,7 +14,7 @@ use time::{OffsetDateTime, macros::format_description};
 
 use crate::local::Local;
 
-/// Maximum length of an error or a path, in bytes.
+/// Maximum length of an error or a path in a flow event, in bytes.
 const MAX_TEXT: usize = 1024;
 
 /// Builds a flow event with the current time.
@@ -29,7 +29,8 @@ pub fn event(event: Event, reporter: Reporter) -> Flow {
     }
 }
 
-/// Returns the proxy as the reporter; `side` is the node proxy's side of the connection.
+/// Describes the proxy as reporter of a flow event; `side` is the node proxy's side of the connection (source or
+/// destination).
 pub fn reporter(origin: &Origin, side: ReporterKind) -> Reporter {
     Reporter {
         kind: match origin.is_waypoint {
@@ -42,12 +43,12 @@ pub fn reporter(origin: &Origin, side: ReporterKind) -> Reporter {
     }
 }
 
-/// Milliseconds of a duration.
+/// Converts a duration to milliseconds.
 pub fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
-/// Truncates a peer's text to [`MAX_TEXT`]; truncated texts end with three dots.
+/// Truncates text from a peer to [`MAX_TEXT`]; truncated texts end with three dots.
 pub fn cut(text: &str) -> String {
     match text.get(..text.floor_char_boundary(MAX_TEXT)) {
         Some(begin) if begin.len() < text.len() => format!("{begin}..."),
@@ -55,8 +56,8 @@ pub fn cut(text: &str) -> String {
     }
 }
 
-/// Returns the name of a waypoint, `namespace/name`, for its name in records: `namespace/name.namespace.svc…`, or an
-/// address, which is unchanged.
+/// Returns `namespace/name` of a waypoint from its name in records, `namespace/name.namespace.svc…`; an address is
+/// returned unchanged.
 pub(crate) fn short_waypoint(name: &str) -> String {
     let is_address = |host: &str| host.parse::<std::net::IpAddr>().is_ok();
     match name.split_once('/') {
@@ -68,7 +69,7 @@ pub(crate) fn short_waypoint(name: &str) -> String {
     }
 }
 
-/// Data of a connection's report for flow events, besides access log and labels.
+/// Data of a connection for its flow events, besides the access log and the metric labels.
 pub(crate) struct Connection<'a> {
     pub(crate) number: u64,
     pub(crate) waypoint: Option<String>,
@@ -76,12 +77,12 @@ pub(crate) struct Connection<'a> {
     pub(crate) error: Option<&'a str>,
     /// Bytes that the local application sent.
     pub(crate) sent: u64,
-    /// Bytes that the peer received.
+    /// Bytes that the local application received.
     pub(crate) received: u64,
     pub(crate) duration: Duration,
 }
 
-/// Event of a connection.
+/// Builds the flow event of a connection.
 pub(crate) fn of_connection(
     kind: Event,
     origin: &Origin,
@@ -140,8 +141,8 @@ pub(crate) fn of_connection(
     }
 }
 
-/// Logs and reports a connection that was refused or failed when only its addresses were known. `pod` is the workload
-/// on this side, if any.
+/// Logs a connection that was denied or failed when only its addresses were known, and emits its flow event. `pod` is
+/// the workload on this side, if any.
 pub fn denied(
     metrics: &Metrics,
     pod: Option<&Local>,
@@ -174,7 +175,7 @@ pub fn denied(
     });
 }
 
-/// A workload as one end of a connection; `identity` if it has been proved.
+/// Describes a workload as one peer of a flow event; `identity` is its identity if mTLS proved it.
 pub fn peer(workload: &Workload, identity: Option<&Identity>) -> Peer {
     let known = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     Peer {

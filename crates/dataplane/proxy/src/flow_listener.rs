@@ -1,5 +1,5 @@
-//! Port on which the control plane reads flow events for authorized users: `GET /flows` over mutual TLS, under the
-//! proxy's own identity. Every other client is refused in the handshake or right after it.
+//! Port on which the control plane reads flow events for authorized users: `GET /flows` over mTLS, under the proxy's
+//! own identity. Every other client is refused in the handshake or right after it.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -17,7 +17,8 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::flow_stream;
 
-/// Limits of handshakes. A handshake takes longer while the proxy's own certificate is fetched.
+/// Limits of TLS handshakes on the port of flow events. A handshake takes longer while the proxy's own certificate is
+/// fetched.
 const LIMITS: HandshakeLimits = HandshakeLimits {
     slots: SlotLimits {
         total: 32,
@@ -30,16 +31,16 @@ const LIMITS: HandshakeLimits = HandshakeLimits {
     queue: 1,
 };
 
-/// Identities of a connection of the control plane.
+/// Identities of both sides of a flow event connection.
 #[derive(Clone, Debug)]
 pub struct FlowAccess {
     /// Identity of the proxy.
     pub own: Identity,
-    /// Identity of the control plane: the only client.
+    /// Identity of the control plane, the only client that is accepted.
     pub reader: Identity,
 }
 
-/// Responds to the control plane.
+/// Responds to a request of the control plane on the port of flow events.
 pub(crate) fn respond(flows: &Arc<Flows>, request: &Request) -> Response {
     match (request.uri().path(), request.method()) {
         (ambit_flow::PATH, &http::Method::GET) => {
@@ -80,7 +81,7 @@ pub(crate) fn start(
     .into()
 }
 
-/// Reason of a refused connection.
+/// Reason why a connection to the port of flow events is refused.
 #[derive(Debug, thiserror::Error)]
 enum Refusal {
     #[error("there is no certificate for the proxy's own identity")]
@@ -93,7 +94,7 @@ enum Refusal {
     Stranger(Option<Identity>),
 }
 
-/// Handshakes of clients, and the check of their identities.
+/// Performs the TLS handshakes of clients, and checks their identities.
 struct Gatekeeper {
     access: FlowAccess,
     certificates: Certificates,
@@ -135,7 +136,7 @@ mod tests {
         Identity::new("td", "istio-system", account)
     }
 
-    /// Serves as a proxy with certificates of `pki`.
+    /// Starts the port of flow events with certificates of `pki`.
     async fn serve(pki: Arc<Pki>) -> (SocketAddr, ambit_rt::Drain) {
         let listener = rt_http::bind(([127, 0, 0, 1], 0).into(), "test").await;
         let listener = listener.unwrap();
@@ -159,7 +160,7 @@ mod tests {
         (address, drain)
     }
 
-    /// The status line of a request for flow events; empty if the server closes before.
+    /// Sends a request for flow events and returns the response's status line; empty if the server closes before it.
     async fn status(address: SocketAddr, config: ClientConfig) -> String {
         let stream = TcpStream::connect(address).await.unwrap();
         let name = ServerName::IpAddress(address.ip().into());
@@ -178,7 +179,7 @@ mod tests {
         text.lines().next().unwrap_or_default().to_owned()
     }
 
-    /// Client without a certificate.
+    /// Client certificate resolver that presents no certificate.
     #[derive(Debug)]
     struct Nobody;
 
@@ -196,7 +197,7 @@ mod tests {
         }
     }
 
-    /// Configuration of a client, for a server of `expected`.
+    /// Builds the TLS configuration of a client that expects a server with the identity `expected`.
     fn client(certificate: &WorkloadCert, expected: &Identity) -> ClientConfig {
         let config = certificate.client_config(std::slice::from_ref(expected));
         let mut config = ClientConfig::clone(&config.unwrap());

@@ -1,4 +1,4 @@
-//! `GET /flows`: flow events as they happen, one JSON object a line, for as long as the reader stays.
+//! `GET /flows` streams flow events as they happen, one JSON object a line, until the reader disconnects.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,14 +8,14 @@ use ambit_telemetry::{FlowReader, Flows, ReaderKind};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use tokio::{sync::mpsc, time::timeout};
 
-/// Interval of empty lines without events, by which a disconnected reader is noticed.
+/// Interval of the empty lines that are sent while there are no events, by which a disconnected reader is noticed.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// Timeout for a reader to accept a chunk.
 const SEND_TIMEOUT: Duration = Duration::from_secs(20);
-/// Maximum chunks in flight to the reader.
+/// Maximum chunks of the stream that are in flight to the reader.
 const CHUNKS: usize = 2;
 
-/// Responds to a reader.
+/// Responds to a request for the stream of flow events.
 pub(crate) fn respond(flows: &Arc<Flows>, kind: ReaderKind, request: &Request) -> Response {
     let parameters: Vec<_> = query_parameters(request.uri()).collect();
     let parameters = parameters

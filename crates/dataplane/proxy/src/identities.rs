@@ -1,4 +1,4 @@
-//! Identities that a proxy needs certificates for, and the source of the certificates.
+//! Identities that a proxy needs certificates for, and the CA or SPIFFE agent that issues them.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -26,30 +26,30 @@ const REFUSED_FOR: Duration = Duration::from_secs(10);
 /// A SPIFFE agent that issues certificates in place of the CA.
 #[derive(Clone, Debug)]
 pub enum SpiffeAgent {
-    /// For the process itself, by SPIFFE's Workload API.
+    /// Agent that issues the certificate of the process itself, by SPIFFE's Workload API.
     WorkloadApi(SpiffeSocket),
-    /// For the workloads of the node, by SPIRE's Delegated Identity API.
+    /// Agent that issues certificates of the node's workloads, by SPIRE's Delegated Identity API.
     DelegatedIdentity(SpiffeSocket),
 }
 
-/// Settings of the certificate source.
+/// Settings for fetching certificates.
 #[derive(Clone, Debug)]
 pub struct CertificateSettings {
-    /// SPIFFE agent; without one, certificates are the CA's.
+    /// SPIFFE agent that issues the certificates; without one, the CA does.
     pub spiffe: Option<SpiffeAgent>,
     /// Address of the CA.
     pub ca: Upstream,
-    /// A path or the token itself.
+    /// Path of the service account token that authenticates the proxy to the CA, or the token itself.
     pub auth_token: Option<String>,
     /// Cluster that issued the token.
     pub cluster_id: ArcStr,
-    /// Identity of the token's own account, if certificates are for that, too.
+    /// Identity of the token's own service account, if the proxy fetches a certificate for it, too.
     pub own: Option<Identity>,
     /// Requested lifetime of certificates.
     pub ttl: Duration,
-    /// Certificate revocation lists.
+    /// Path of the certificate revocation lists.
     pub crl_path: Option<PathBuf>,
-    /// Trust domains that are accepted besides the own one.
+    /// Path of the file of trust domains that are accepted besides the mesh's own.
     pub trust_domains_path: Option<PathBuf>,
 }
 
@@ -90,7 +90,7 @@ pub fn start(
     Ok(Certificates::start(client, CertificatesOptions::default()))
 }
 
-/// Returns the client of the CA.
+/// Builds the client of the CA's CSR API.
 fn csr_client(
     env: &Env,
     settings: &CertificateSettings,
@@ -119,8 +119,8 @@ fn csr_client(
     })
 }
 
-/// Fetches certificates of local workloads ahead of use, and forgets those of identities that left the node.
-/// Runs until the state is dropped.
+/// Fetches certificates of local workloads ahead of use, and drops those of identities that have left the node. Runs
+/// until the mesh state is dropped.
 pub async fn follow(
     state: SharedState,
     certificates: Certificates,
@@ -138,8 +138,8 @@ pub async fn follow(
     .await;
 }
 
-/// Waits for requested certificates. Connection errors to the CA are no reason to start without them, since the old
-/// proxy has certificates; rejections by the CA are, since they may be permanent.
+/// Waits until the CA has issued or rejected the certificates of `identities`. Connection errors to the CA keep it
+/// waiting, since the old proxy has certificates; rejections by the CA end the wait, since they may be permanent.
 pub async fn obtained(certificates: &Certificates, identities: &[Identity]) {
     let all = async {
         for identity in identities {
@@ -178,7 +178,7 @@ mod tests {
         (ca, certificates, identities)
     }
 
-    /// Whether a future completed within this time.
+    /// Waits for a future for at most `seconds`, and returns whether it completed.
     async fn within(seconds: u64, waiting: impl Future<Output = ()>) -> bool {
         let limit = Duration::from_secs(seconds);
         tokio::time::timeout(limit, waiting).await.is_ok()

@@ -1,15 +1,15 @@
-//! Limits of connections in setup for a pod's peers: handshakes, and connections to the application.
+//! Limits of a pod's connections in setup: in the TLS handshake, or being connected to the application.
 //!
-//! An established connection costs the peer as much as the proxy; a connection in setup costs only the proxy, for up to
-//! as many seconds as an unresponsive application takes. So each source, and all together, have a limit. It is high: a
-//! peer with fewer than some hundred concurrent setups, which take milliseconds, never reaches it.
+//! An established connection costs the peer as much as the proxy; a connection in setup costs only the proxy, for up
+//! to as many seconds as an unresponsive application takes. So each source address, and all together, have a limit.
+//! It is high: a peer with fewer than some hundred concurrent setups, which take milliseconds, never reaches it.
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
 use parking_lot::Mutex;
 use serde::Serialize;
 
-/// The limits of one pod.
+/// Limits of one pod's connections in setup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SetupLimits {
@@ -28,7 +28,7 @@ impl Default for SetupLimits {
     }
 }
 
-/// Limit that was reached.
+/// Limit of connections in setup that was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Full {
     /// Limit of [`SetupLimits::source`] reached.
@@ -42,7 +42,7 @@ pub enum Full {
 }
 
 impl Full {
-    /// Returns the name of the limit in metrics.
+    /// Returns the limit's name in metrics.
     pub fn limit(self) -> &'static str {
         match self {
             Self::Source(_) => "source",
@@ -57,14 +57,14 @@ struct Counts {
     by_source: HashMap<IpAddr, usize>,
 }
 
-/// Counts of connections that are being set up. Clones share them.
+/// Counters of one pod's connections in setup. Clones share them.
 #[derive(Clone, Debug)]
 pub struct InFlight {
     counts: Arc<Mutex<Counts>>,
     limits: SetupLimits,
 }
 
-/// Connection slot, released on drop.
+/// Permit for one connection in setup, released on drop.
 #[derive(Debug)]
 pub struct Slot {
     counts: Arc<Mutex<Counts>>,
@@ -72,7 +72,7 @@ pub struct Slot {
 }
 
 impl InFlight {
-    /// Creates the limiter with nothing in flight.
+    /// Creates the counters with no connection in setup.
     pub fn new(limits: SetupLimits) -> Self {
         Self {
             counts: Arc::default(),
@@ -80,10 +80,11 @@ impl InFlight {
         }
     }
 
-    /// Takes a slot for a connection setup of `source`.
+    /// Takes a permit for a connection in setup from the address `source`.
     ///
     /// # Errors
-    /// When there is none.
+    ///
+    /// Returns the limit that was reached.
     pub fn begin(&self, source: IpAddr) -> Result<Slot, Full> {
         let mut counts = self.counts.lock();
         if counts.all >= self.limits.pod {

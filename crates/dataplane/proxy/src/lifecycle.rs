@@ -1,4 +1,5 @@
-//! End of a proxy instance: it accepts no connections, the open ones drain, and remaining ones are terminated.
+//! Shutdown of a proxy instance: it stops accepting connections, the open ones drain, and remaining ones are
+//! terminated.
 
 use std::time::Duration;
 
@@ -7,15 +8,15 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::connection_table::{Connections, Cut};
 
-/// "Until they end": the drain needs a date, and a century is never.
+/// Length of a drain without a limit: the drain needs a deadline, and a century is never reached.
 const NEVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// Open connections of one instance, and its end.
+/// Open connections of one proxy instance, and its shutdown.
 #[derive(Debug)]
 pub struct Lifecycle {
     connections: Connections,
     drain: Drain,
-    /// Closed with the instance, for tasks that must not keep it.
+    /// Sender that is dropped with the instance, for tasks that must not keep it alive.
     alive: watch::Sender<()>,
 }
 
@@ -40,13 +41,14 @@ impl Lifecycle {
         self.drain.watcher()
     }
 
-    /// Completes when the instance has no owners any more.
+    /// Completes when the last owner of the instance has dropped it.
     pub fn gone(&self) -> impl Future<Output = ()> + use<> {
         let mut alive = self.alive.subscribe();
         async move { while alive.changed().await.is_ok() {} }
     }
 
-    /// Stops accepting work and drains: open work continues until it ends, or is terminated after `limit`.
+    /// Stops accepting connections and drains: open connections continue until they end, or are terminated after
+    /// `limit`.
     pub async fn finish(&self, limit: Option<Duration>) {
         let deadline = Instant::now() + limit.unwrap_or(NEVER);
         self.drain.start(DrainMode::Graceful { deadline });

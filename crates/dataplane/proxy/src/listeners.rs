@@ -1,4 +1,4 @@
-//! Listeners of one instance on one worker, and the task that accepts from all of them.
+//! Listeners of one proxy instance on one worker, and the task that accepts from all of them.
 
 use std::{
     future::poll_fn,
@@ -16,19 +16,19 @@ use tokio::net::{TcpListener, TcpStream};
 /// Pause after a failed accept, usually for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
-/// Accepted connection with its client.
+/// Accepted connection with its client's address.
 #[derive(Debug)]
 pub struct Accepted {
     /// The accepted connection.
     pub stream: TcpStream,
-    /// Address of the client; canonical.
+    /// Address of the client, in canonical form (IPv4-mapped addresses as IPv4).
     pub peer: SocketAddr,
-    /// Guard that shutdown waits for.
+    /// Guard that keeps the drain waiting for this connection.
     pub open: OpenWork,
 }
 
-/// Listeners polled by one task: with a task each, a node's idle pods would cost their proxy half as much memory again.
-/// `P` identifies the listener.
+/// Listeners polled by one task: with a task for each listener, the idle pods of a node would take half as much proxy
+/// memory again. `P` identifies the listener.
 #[derive(Debug)]
 pub struct Listeners<P> {
     all: Vec<(TcpListener, P)>,
@@ -42,8 +42,8 @@ impl<P: Clone> Listeners<P> {
         Self { all, first: 0 }
     }
 
-    /// Accepts connections for `handle` while the gate is open, until the drain begins; then, if `empties_queues`, also
-    /// the queued ones, which would otherwise be rejected. `name` is for logs.
+    /// Accepts connections and passes them to `handle` while the gate is open, until the drain begins; then, if
+    /// `empties_queues`, also the queued connections, which would otherwise be rejected. `name` is for logs.
     pub async fn accept(
         &mut self,
         name: &PodName,

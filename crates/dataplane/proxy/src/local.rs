@@ -1,4 +1,4 @@
-//! The current workload of a proxy instance.
+//! The workload that a proxy instance serves, by its current record.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -11,17 +11,17 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::state::{LOCAL_WORKLOAD_DEADLINE, SharedState};
 
-/// Record of the instance's own workload, with derived data.
+/// Record of the instance's own workload, with data derived from it.
 #[derive(Debug)]
 pub struct Local {
     /// Record of the workload.
     pub workload: Arc<Workload>,
-    /// Party of the workload in metrics.
+    /// Metric labels of the workload.
     pub party: Arc<Party>,
     /// Baggage header of the workload's tunnels.
     pub baggage: Option<HeaderValue>,
-    /// Whether the control plane published the record with the policies that select the pod; if not, it is derived from
-    /// the enrolment.
+    /// Whether the control plane published the record along with the policies that select the pod; if not, the record
+    /// is derived from the pod's enrolment.
     pub is_known: bool,
 }
 
@@ -43,8 +43,8 @@ struct Cache {
     local: Option<Arc<Local>>,
 }
 
-/// Cache of the [`Local`] of one instance, shared by all its workers. Its lock is held to read the cache, and to fill
-/// it after a change.
+/// Cache of one instance's [`Local`], shared by all its workers. Its lock is held to read the cache, and to fill it
+/// after a change.
 #[derive(Debug)]
 pub struct LocalWorkload {
     state: SharedState,
@@ -53,7 +53,7 @@ pub struct LocalWorkload {
 }
 
 impl LocalWorkload {
-    /// Creates the workload of the pod `name` with the addresses of its enrolment.
+    /// Creates the cache for the pod `name` with the addresses of its enrolment.
     pub fn new(state: SharedState, name: PodName, addresses: Vec<IpAddr>) -> Self {
         let cache = Cache {
             changes: state.watch_pod(&name),
@@ -72,12 +72,13 @@ impl LocalWorkload {
         &self.name
     }
 
-    /// Returns the state that describes the workload.
+    /// Returns the mesh state that the workload's record comes from.
     pub fn state(&self) -> &SharedState {
         &self.state
     }
 
-    /// Watches changes of the record, and of the policies that apply to it, since this value was created.
+    /// Returns a receiver that is notified of changes of the record, and of the policies that apply to it, since this
+    /// value was created.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.cache.lock().changes.clone()
     }
@@ -89,14 +90,14 @@ impl LocalWorkload {
         cache.local = None;
     }
 
-    /// Whether the enrolment names the address.
+    /// Whether the pod's enrolment names this address.
     pub fn is_enrolled_with(&self, ip: IpAddr) -> bool {
         let addresses = &self.cache.lock().addresses;
         addresses.iter().any(|own| own.to_canonical() == ip)
     }
 
-    /// Returns the current workload: the control plane's record, or one derived from the enrolment, with `peer_ip` (the
-    /// address the pod itself connects from) if the enrolment named none.
+    /// Returns the current workload: the control plane's record, or one derived from the enrolment; if that named no
+    /// addresses, the record has `peer_ip`, the address from which the pod itself connects.
     pub fn now(&self, peer_ip: Option<IpAddr>) -> Arc<Local> {
         let mut cache = self.cache.lock();
         if cache.changes.has_changed().unwrap_or(false) {
@@ -125,7 +126,7 @@ impl LocalWorkload {
         local
     }
 
-    /// Returns the control plane's record, waiting for it at most [`LOCAL_WORKLOAD_DEADLINE`]: without it, no
+    /// Returns the control plane's record, waiting for it for at most [`LOCAL_WORKLOAD_DEADLINE`]: without it, no
     /// connection to the workload is authorized.
     pub async fn known(&self) -> Option<Arc<Local>> {
         let local = self.now(None);

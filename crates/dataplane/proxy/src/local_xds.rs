@@ -1,8 +1,9 @@
 //! Workloads, services and policies from a file or a variable (`LOCAL_XDS_PATH`, `LOCAL_XDS`).
 //!
-//! Istio's node proxy format; unknown fields are refused with their place, but for policies: one that is not understood
-//! in full is taken as from the control plane, see [`NotUnderstoodPolicies`]. A file is followed: each change is
-//! applied as the difference to its previous content, and an unreadable one changes nothing.
+//! The format is that of Istio's ztunnel. Unknown fields are errors that name line and column, except in policies: a
+//! policy that is not understood in full is treated as if it came from the control plane, see
+//! [`NotUnderstoodPolicies`]. The file is watched: each change is applied as the difference to its previous content,
+//! and an unreadable file changes nothing.
 
 use std::{
     collections::BTreeSet,
@@ -21,7 +22,7 @@ use crate::state::{NotUnderstoodPolicies, SharedState, Update};
 /// Interval at which a watched file is checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Content of a local file.
+/// Content of a local mesh file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LocalMesh {
@@ -36,7 +37,7 @@ pub struct LocalMesh {
     pub policies: Vec<Authorization>,
 }
 
-/// Test file with unusual policies.
+/// Test file whose policies have unknown fields.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct WithOddPolicies {
@@ -75,7 +76,7 @@ impl LocalMesh {
     }
 }
 
-/// A policy, or the fail-closed substitute for one that is not understood in full.
+/// Parses a policy; returns the fail-closed substitute if it is not understood in full.
 fn policy(from: Value) -> Authorization {
     let text = |field: &str| match from.get(field) {
         None | Some(Value::Null) => ArcStr::new(),
@@ -110,7 +111,7 @@ fn substitute(key: PolicyKey, scope: Scope, dry_run: bool, why: ArcStr) -> Autho
     Authorization::substitute(key, scope, dry_run, why)
 }
 
-/// Error of reading a file.
+/// Error of reading a local mesh file.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalMeshError {
     /// The file cannot be read.
@@ -122,22 +123,22 @@ pub enum LocalMeshError {
         #[source]
         source: io::Error,
     },
-    /// The file is malformed; the text has line and column.
+    /// The file is malformed; the error's text has line and column.
     #[error("not a local mesh: {0}")]
     Parse(#[source] Box<serde_saphyr::Error>),
-    /// Entry without the required name.
+    /// A record lacks a required name.
     #[error("{list}[{index}] has no {field}")]
     Nameless {
-        /// Name of the list.
+        /// Name of the list that contains the record.
         list: &'static str,
-        /// Counted from 0.
+        /// Index of the record in the list, counted from 0.
         index: usize,
         /// Name of the missing field.
         field: &'static str,
     },
 }
 
-/// Reads the text of a file or of `LOCAL_XDS`.
+/// Parses the content of a local mesh file or of `LOCAL_XDS`.
 pub fn parse(text: &str) -> Result<LocalMesh, LocalMeshError> {
     let mut mesh = LocalMesh::read(text).map_err(LocalMeshError::Parse)?;
     let nameless = |list, index, field| Err(LocalMeshError::Nameless { list, index, field });
@@ -170,7 +171,7 @@ pub fn parse(text: &str) -> Result<LocalMesh, LocalMeshError> {
     Ok(mesh)
 }
 
-/// Reads a file.
+/// Reads and parses a local mesh file.
 pub fn read(path: &Path) -> Result<LocalMesh, LocalMeshError> {
     let text = fs::read_to_string(path).map_err(|source| LocalMeshError::Read {
         path: path.to_owned(),
@@ -180,14 +181,14 @@ pub fn read(path: &Path) -> Result<LocalMesh, LocalMeshError> {
 }
 
 impl LocalMesh {
-    /// Applies all records to the state.
+    /// Adds all records to the mesh state.
     pub fn apply_to(&self, state: &SharedState) {
         self.replace(&Self::default(), state);
         state.mark_addresses_known();
         state.mark_policies_known();
     }
 
-    /// Adds all records to the state, and removes those that only `before` had.
+    /// Adds all records to the mesh state, and removes the ones that only `before` had.
     pub fn replace(&self, before: &Self, state: &SharedState) {
         let mut updates: Vec<Update> = Vec::new();
         let in_force = |policy: &&Authorization| {
@@ -239,7 +240,8 @@ impl LocalMesh {
     }
 }
 
-/// Follows a file until the task is dropped. `current` is what was applied from it at the start.
+/// Watches a local mesh file, and applies its changes until the task is dropped. `current` is the content that was
+/// applied at the start.
 pub async fn follow(path: PathBuf, mut current: LocalMesh, state: SharedState) {
     let mut seen = stamp(&path);
     let mut look = tokio::time::interval(CHECK_INTERVAL);

@@ -1,4 +1,4 @@
-//! Metrics of the policies.
+//! Metrics of the policies that the proxy has received.
 
 use std::fmt;
 

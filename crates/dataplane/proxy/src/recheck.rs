@@ -36,7 +36,7 @@ pub struct Recheck {
 }
 
 impl Recheck {
-    /// Starts rechecking the connections of `local`.
+    /// Starts to re-check the connections of `local` at every change.
     pub fn new(local: &LocalWorkload, connections: &Connections, graces: Graces) -> Self {
         Self {
             changes: local.changes(),
@@ -76,18 +76,18 @@ impl Recheck {
     }
 }
 
-/// Reason why a connection could not be opened again as it is.
+/// Reason why an open connection would be denied if it were opened now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Objection {
     /// Denied by a layer 4 policy.
     Policy,
     /// The pod's record names an unknown policy.
     MissingPolicy,
-    /// The connection bypasses the pod's waypoint.
+    /// The connection bypasses the pod's waypoint; the field tells whether layer 7 rules could apply to it.
     Bypass(Bypass),
 }
 
-/// Returns the reason why a connection to `workload` could not be opened again, if any.
+/// Returns the reason why a connection to `workload` would be denied if it were opened now, if any.
 pub fn objection(
     state: &SharedState,
     workload: &Workload,
@@ -109,7 +109,7 @@ pub fn objection(
     }
 }
 
-/// Grace periods of established connections that may no longer be opened.
+/// Grace periods of open connections that would be denied if they were opened now.
 #[derive(Debug)]
 pub struct Graces {
     missing_policy: Grace,
@@ -117,8 +117,8 @@ pub struct Graces {
 }
 
 impl Graces {
-    /// Creates the grace periods: `missing_policy` is that of connections that wait for a policy; for `waypoint`, see
-    /// [`WaypointGrace::new`].
+    /// Creates the grace periods: `missing_policy` applies to connections that wait for an unknown policy; for
+    /// `waypoint`, see [`WaypointGrace::new`].
     pub fn new(missing_policy: Duration, waypoint: Option<Duration>) -> Self {
         Self {
             missing_policy: Grace::new(missing_policy),
@@ -126,19 +126,20 @@ impl Graces {
         }
     }
 
-    /// Returns the latest time of the next [`Self::recheck`].
+    /// Returns the time by which [`Self::recheck`] must run again, if connections are in a grace period.
     pub fn deadline(&self) -> Option<Instant> {
         let deadlines = [self.missing_policy.deadline(), self.waypoint.deadline()];
         deadlines.into_iter().flatten().min()
     }
 
-    /// Suspends all deadlines until the next [`Self::recheck`], since no decision is possible.
+    /// Suspends all deadlines until the next [`Self::recheck`], since no decision is possible until then.
     pub fn suspend(&mut self) {
         self.missing_policy.until = None;
         self.waypoint.grace.until = None;
     }
 
-    /// Authorizes all connections again and terminates those that may not continue. Returns their number.
+    /// Authorizes all open connections again and terminates those that are denied and have no grace period left.
+    /// Returns their number.
     pub fn recheck(
         &mut self,
         connections: &Connections,
@@ -167,8 +168,8 @@ pub struct WaypointGrace {
 }
 
 impl WaypointGrace {
-    /// Creates the grace period; `limit` applies to all connections. Without one, connections that no rule could
-    /// concern continue until they end.
+    /// Creates the grace period; `limit` applies to all connections. Without a limit, connections to which no layer 7
+    /// rule could apply continue until they end.
     pub fn new(limit: Option<Duration>) -> Self {
         Self {
             grace: Grace::new(limit.unwrap_or(UNKNOWN_RULES_GRACE)),
@@ -176,12 +177,12 @@ impl WaypointGrace {
         }
     }
 
-    /// Returns the latest time of the next check.
+    /// Returns the time by which the connections must be checked again.
     pub fn deadline(&self) -> Option<Instant> {
         self.grace.deadline()
     }
 
-    /// Starts a check of all connections.
+    /// Starts a check of all connections of the pod.
     pub fn look(&mut self, now: Instant) -> WaypointLook<'_> {
         WaypointLook {
             look: self.grace.look(now),
@@ -190,7 +191,7 @@ impl WaypointGrace {
     }
 }
 
-/// Borrowed parts of a [`Look`].
+/// Grace periods that one check of all connections uses, see [`Look`].
 #[derive(Debug)]
 pub struct WaypointLook<'a> {
     look: Look<'a>,
@@ -198,12 +199,12 @@ pub struct WaypointLook<'a> {
 }
 
 impl WaypointLook<'_> {
-    /// Whether a connection may continue until it ends.
+    /// Whether a connection with this bypass may continue until it ends.
     pub fn exempts(&self, bypass: Bypass) -> bool {
         bypass == Bypass::Unruled && !self.limits_all
     }
 
-    /// Whether a connection may continue for now.
+    /// Whether a connection with this bypass may continue until its grace period ends.
     pub fn spares(&mut self, bypass: Bypass) -> bool {
         self.exempts(bypass) || bypass != Bypass::Ruled && self.look.spares()
     }
@@ -213,7 +214,7 @@ impl WaypointLook<'_> {
 #[derive(Debug)]
 pub struct Grace {
     length: Duration,
-    /// Time at which the connections are closed, if there are any.
+    /// Time at which the connections are terminated; `None` without such connections.
     until: Option<Instant>,
 }
 
@@ -226,12 +227,12 @@ impl Grace {
         }
     }
 
-    /// Returns the latest time of the next check.
+    /// Returns the time by which the connections must be checked again.
     pub fn deadline(&self) -> Option<Instant> {
         self.until
     }
 
-    /// Starts a check of all connections.
+    /// Starts a check of all connections of the pod.
     pub fn look(&mut self, now: Instant) -> Look<'_> {
         Look {
             in_time: self.until.is_none_or(|until| now < until) && !self.length.is_zero(),
@@ -242,7 +243,7 @@ impl Grace {
     }
 }
 
-/// Check of all connections. The grace period ends with the check, unless a connection was spared.
+/// Check of all connections of the pod. The grace period is reset at its end, unless a connection was spared.
 #[derive(Debug)]
 pub struct Look<'a> {
     grace: &'a mut Grace,
@@ -252,7 +253,7 @@ pub struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// Whether a connection with this reason to end may continue for now.
+    /// Whether a connection with this reason to be terminated may continue for now.
     pub fn spares(&mut self) -> bool {
         self.waits |= self.in_time;
         self.in_time
@@ -375,7 +376,8 @@ mod tests {
         assert_eq!((graces.deadline(), list.len()), (None, 1));
     }
 
-    /// Returns when a connection that bypasses the waypoint is closed: never, or this long after the first check.
+    /// Returns the time from the first check to the termination of a connection that bypasses the waypoint; `None` if
+    /// it is never terminated.
     fn end_of(bypass: Bypass, limit: Option<Duration>) -> Option<Duration> {
         let list = Connections::default();
         let _open = open(&list, 80);

@@ -27,7 +27,8 @@ use crate::{
 pub struct Report {
     log: AccessLog,
     counts: Option<ConnectionMetrics>,
-    /// Whether the waypoint that it is forwarded to counts it.
+    /// Whether the connection is forwarded to the pod's waypoint, whose own connection to the pod is counted in its
+    /// place.
     is_forwarded: bool,
     labels: TrafficLabels,
     metrics: Arc<Metrics>,
@@ -40,7 +41,7 @@ pub struct Report {
     policy: Option<String>,
     /// Name of the waypoint on the connection's path.
     waypoint: Option<ArcStr>,
-    /// Number of the connection in flow events, assigned by its first event.
+    /// Connection number in flow events, assigned by the connection's first event.
     number: u64,
     _socket: SocketGuard,
 }
@@ -111,32 +112,33 @@ impl Report {
         }
     }
 
-    /// Sets the addressed service.
+    /// Sets the service that the client addressed.
     pub fn service(&mut self, service: &Service) {
         self.log.dst_service = Some(service.hostname.clone());
         self.labels.service = Some(ServiceName::from(service));
     }
 
-    /// Sets the workload at the other end of a connection from the pod.
+    /// Sets the destination workload of a connection from the pod.
     pub fn destination(&mut self, workload: &Workload) {
         fill_destination(&mut self.log, workload);
         self.labels.destination = Some(Arc::new(Party::destination(workload)));
     }
 
-    /// Sets the workload at the other end of a connection to the pod. Its identity is reported only if mTLS proved it.
+    /// Sets the source workload of a connection to the pod. Its identity is reported only if mTLS proved it.
     pub fn source(&mut self, workload: &Workload, proven: Option<&Identity>) {
         fill_source(&mut self.log, workload);
         self.labels.source = Some(Arc::new(Party::new(workload, proven.cloned())));
     }
 
-    /// Records that both peers authenticated by certificates.
+    /// Records the identities of both peers, which mTLS proved.
     pub fn mutual_tls(&mut self, source: Option<&Identity>, destination: Option<&Identity>) {
         self.log.src_identity = source.cloned();
         self.log.dst_identity = destination.cloned();
         self.labels.security = SecurityPolicy::MutualTls;
     }
 
-    /// Records that the connection uses a tunnel: the tunnel's peer, and the address inside.
+    /// Records that a tunnel carries the connection: the address of the tunnel's peer, and the destination inside the
+    /// tunnel.
     pub fn tunnel(&mut self, peer: SocketAddr, inside: ArcStr) {
         self.log.dst = peer;
         self.log.dst_hbone = Some(inside);
@@ -166,17 +168,17 @@ impl Report {
         self.report_flow(Event::Opened);
     }
 
-    /// Reports that the connection failed.
+    /// Reports that the connection failed, with its error and reason.
     pub fn failed(&mut self, error: &(dyn Error + 'static), reason: Reason) {
         self.error = Some((chain(error), reason));
     }
 
-    /// Names the policy that refuses the connection.
+    /// Sets the policy that denied the connection.
     pub fn refused_by(&mut self, policy: Option<String>) {
         self.policy = policy;
     }
 
-    /// Reports an event to readers of flow events.
+    /// Sends an event of the connection to the readers of flow events.
     fn report_flow(&mut self, event: Event) {
         let flows = self.metrics.flows();
         if !flows.has_readers() {
@@ -247,7 +249,7 @@ impl Meter for Report {
     }
 }
 
-/// Formats an error with its causes, without those that repeat the outer one.
+/// Formats an error with its causes, omitting causes whose text the outer error repeats.
 pub fn chain(error: &(dyn Error + 'static)) -> String {
     ambit_rt::ErrorChain(error).to_string()
 }

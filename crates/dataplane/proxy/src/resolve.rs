@@ -1,4 +1,4 @@
-//! Resolution of workloads with a host name instead of addresses.
+//! DNS resolution of workloads that have a host name instead of addresses.
 
 use std::net::IpAddr;
 
@@ -9,23 +9,24 @@ use rand::seq::IndexedRandom;
 /// Error of resolving a host name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResolveError {
-    /// The resolver found nothing, or failed.
+    /// The DNS lookup failed or returned nothing.
     #[error("cannot resolve {host}: {why}")]
     Lookup {
-        /// Hostname to resolve.
+        /// Host name that was looked up.
         host: ArcStr,
         /// Error of the resolver.
         why: String,
     },
-    /// Hostname without an address after resolution.
+    /// Host name for which the lookup returned no usable address.
     #[error("{0} has no address")]
     Unresolved(ArcStr),
 }
 
-/// Resolves the route's host to a random address, preferably of the dialed family.
+/// Resolves the route's host name to a random address, preferably of the family that the client dialed.
 ///
 /// # Errors
-/// When there is none that can be used.
+///
+/// When the name has no address that can be used.
 pub async fn resolve(pending: &PendingRoute, ipv6_enabled: bool) -> Result<IpAddr, ResolveError> {
     let host = &pending.hostname;
     let found = ambit_rt::lookup_host(host.as_str()).await;
@@ -36,10 +37,11 @@ pub async fn resolve(pending: &PendingRoute, ipv6_enabled: bool) -> Result<IpAdd
     pick(host, &found, pending.prefer_ipv6, ipv6_enabled)
 }
 
-/// Picks one of a host's addresses at random, preferring the dialed family.
+/// Picks one of a host's addresses at random, preferably of the family that the client dialed.
 ///
 /// # Errors
-/// When there is none that can be used.
+///
+/// When there is no address that can be used.
 pub fn pick(
     host: &ArcStr,
     found: &[IpAddr],

@@ -1,9 +1,9 @@
-//! Mesh state of the proxy, shared by the control plane's client and the data path.
+//! Mesh state of the proxy, shared by the xDS client and the data path.
 //!
 //! One table and one set of policies behind read-write locks. Writers hold a lock for a small batch of records at a
-//! time, so a reader on a worker thread waits microseconds even while a very large push comes in, and nothing is stored
-//! twice. Whatever must act on changes (pods with open connections, the certificates) follows `watch` channels; no
-//! callback runs under a lock.
+//! time, so a reader on a worker thread waits microseconds even during a very large push, and nothing is stored
+//! twice. Tasks that must act on changes (re-checks of open connections, the certificates) wait on `watch` channels;
+//! no callback runs under a lock.
 
 mod departures;
 mod follow;
@@ -35,16 +35,16 @@ pub use ambit_xds::{AddressDemand, NotUnderstoodPolicies, Update};
 use departures::{DepartedWorkloads, Departures};
 pub use follow::{IdentityEvent, follow_identities};
 
-/// Maximum time for which a connection waits until the control plane publishes its pod.
+/// Maximum time for which a connection waits until the control plane has published the record of its pod.
 pub const LOCAL_WORKLOAD_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Maximum number of demands that wait to be sent to the control plane.
+/// Maximum number of queued on-demand requests to the control plane.
 pub const MAX_WAITING_DEMANDS: usize = 100;
 
-/// Configuration of the proxy from its environment.
+/// Configuration of the mesh state, from the proxy's environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateConfig {
-    /// `NODE_NAME`: workloads of this node are local. Empty: all are.
+    /// `NODE_NAME`: workloads on this node are local. If empty, all workloads are local.
     pub node: ArcStr,
     /// Network of the proxy (`NETWORK`).
     pub network: ArcStr,
@@ -54,9 +54,9 @@ pub struct StateConfig {
     pub trust_domain: ArcStr,
     /// Namespace whose services win ambiguous host names (`PREFERED_SERVICE_NAMESPACE`).
     pub preferred_service_namespace: Option<ArcStr>,
-    /// Treatment of unknown policies that a workload names.
+    /// Decision for workloads that name a policy which is not known.
     pub missing_policies: MissingPolicies,
-    /// Treatment of policies that could not be decoded in full.
+    /// Decision for policies that could not be decoded in full.
     pub not_understood: NotUnderstoodPolicies,
 }
 
@@ -87,25 +87,26 @@ struct Inner {
     addresses_known: AtomicBool,
     /// Whether all policies have been published once.
     policies_known: AtomicBool,
-    /// Counter of changes of local workloads and of initial completeness.
+    /// Counter of changes of local workloads; also incremented when the initial state is complete.
     local_changes: watch::Sender<u64>,
-    /// Counts changes of workloads and services.
+    /// Counter of changes of workloads and services.
     address_changes: watch::Sender<u64>,
-    /// Revision, for each watched pod, of the inputs of its authorization.
+    /// For each watched pod, by namespace and name: revision of the records and policies that its authorization
+    /// depends on.
     pods: Mutex<HashMap<(ArcStr, ArcStr), watch::Sender<u64>>>,
-    /// Connections that end with their workloads.
+    /// Signals that close connections to removed workloads.
     departures: Departures,
     demands: Option<mpsc::Sender<AddressDemand>>,
 }
 
 impl SharedState {
-    /// Creates a state for wildcard subscriptions.
+    /// Creates a state for wildcard subscriptions, which receive all records.
     pub fn new(config: StateConfig) -> Self {
         Self::build(config, None)
     }
 
-    /// Creates an on-demand state: demands for unknown destinations go to the receiver, which the client of the control
-    /// plane serves.
+    /// Creates a state for on-demand subscriptions: requests for unknown destinations go to the receiver, which the
+    /// xDS client serves.
     pub fn on_demand(config: StateConfig) -> (Self, mpsc::Receiver<AddressDemand>) {
         let (sender, receiver) = mpsc::channel(MAX_WAITING_DEMANDS);
         (Self::build(config, Some(sender)), receiver)
@@ -148,7 +149,8 @@ impl SharedState {
 
     // === changes ===
 
-    /// Applies a batch and empties it. Large pushes come as many small batches (see the module).
+    /// Applies a batch of updates and empties it. Large pushes come as many small batches, so that no lock is held
+    /// for long.
     pub fn apply(&self, batch: &mut Vec<Update>) {
         let (addresses, policies): (Vec<_>, Vec<_>) = batch
             .drain(..)
@@ -235,7 +237,7 @@ impl SharedState {
         }
     }
 
-    /// Marks the initial set of policies as received. Before that, no local pod counts as known, since policies of its
+    /// Marks the initial set of policies as received. Before that, no local pod is authorized, since policies of its
     /// namespace may still be missing.
     pub fn mark_policies_known(&self) {
         if !self.0.policies_known.swap(true, Ordering::AcqRel) {
@@ -244,7 +246,7 @@ impl SharedState {
         }
     }
 
-    /// Notifies the watchers of the pods that `concerned` picks by namespace and name.
+    /// Notifies the watchers of the pods for which `concerned` returns true, called with namespace and name.
     fn notify_pods(&self, concerned: impl Fn(&Self, &str, &str) -> bool) {
         let watched: Vec<_> = {
             let mut pods = self.0.pods.lock();
@@ -262,7 +264,7 @@ impl SharedState {
 
     // === connections to removed workloads ===
 
-    /// Closes connections of `pool` to removed workloads while the pool exists.
+    /// Closes connections of `pool` to removed workloads, until the pool is dropped.
     pub fn follow_pool(&self, pool: &Pool) {
         self.0.departures.follow(pool);
     }
@@ -277,13 +279,14 @@ impl SharedState {
 
     // === the data path ===
 
-    /// Route of an outbound connection of `source`. In on-demand mode this first requests unknown records from the
-    /// control plane; else it waits, after a start, until the mesh is known.
+    /// Routes an outbound connection of `source`. In on-demand mode it first requests unknown records from the
+    /// control plane; otherwise, it waits at startup until the initial state is complete.
     pub async fn route(&self, source: &Workload, dst: SocketAddr) -> Result<Route, RouteError> {
         self.route_again(source, dst, &[]).await
     }
 
-    /// [`Self::route`] after connecting to the waypoint's workloads with the uids `failed` failed.
+    /// Routes like [`Self::route`], but excludes the workloads with the uids `failed`, to which connections have
+    /// failed.
     pub async fn route_again(
         &self,
         source: &Workload,
@@ -296,8 +299,8 @@ impl SharedState {
         .await
     }
 
-    /// Route to the waypoint of the local workload, for a connection to `dst` that bypasses it. As in
-    /// [`Self::route_again`], `failed` lists tried workloads.
+    /// Routes a connection to `dst` that bypasses the local workload's waypoint to that waypoint. As in
+    /// [`Self::route_again`], `failed` excludes workloads.
     pub async fn hairpin(
         &self,
         local: &Workload,
@@ -310,7 +313,7 @@ impl SharedState {
         .await
     }
 
-    /// Returns the result of `look` for the local workload, once all records that it needs are known.
+    /// Returns the route that `look` finds for the local workload, once the records that it needs have been received.
     async fn find(
         &self,
         local: &Workload,
@@ -331,12 +334,13 @@ impl SharedState {
         look(&self.table())
     }
 
-    /// Whether the workloads and services that exist are known.
+    /// Whether the initial set of workloads and services has been received.
     pub fn addresses_known(&self) -> bool {
         self.0.addresses_known.load(Ordering::Acquire)
     }
 
-    /// Waits until workloads and services are known; returns whether they are.
+    /// Waits until the initial set of workloads and services has been received, or the deadline passes; returns
+    /// whether it has.
     pub async fn wait_for_addresses(&self, deadline: Instant) -> bool {
         let mut changes = self.0.local_changes.subscribe();
         loop {
@@ -350,7 +354,7 @@ impl SharedState {
         }
     }
 
-    /// Whether a connection bypasses a waypoint: see [`MeshTable::passes_by_waypoint`].
+    /// Whether a connection bypasses the waypoint of the local workload: see [`MeshTable::passes_by_waypoint`].
     pub fn passes_by_waypoint(&self, local: &Workload, connection: &Connection) -> bool {
         let Connection {
             source, source_ip, ..
@@ -359,7 +363,8 @@ impl SharedState {
         table.passes_by_waypoint(local, source.as_ref(), *source_ip)
     }
 
-    /// The bypass of a connection: see [`MeshTable::bypass`].
+    /// Returns whether layer 7 rules could apply to a connection that bypasses its waypoint: see
+    /// [`MeshTable::bypass`].
     pub fn bypass(&self, local: &Workload, connection: &Connection) -> Option<Bypass> {
         let Connection {
             source,
@@ -376,7 +381,7 @@ impl SharedState {
         policies.evaluate_peer_authentication(destination, connection)
     }
 
-    /// Decides an inbound connection to a local workload.
+    /// Decides an inbound connection to a local workload by all policies that apply.
     pub fn authorize(&self, destination: &Workload, connection: &Connection) -> Decision {
         self.policies().evaluate(destination, connection)
     }
@@ -386,12 +391,12 @@ impl SharedState {
         self.policies().would_refuse(destination, connection)
     }
 
-    /// [`Self::authorize`] with the evaluation of each policy.
+    /// Decides like [`Self::authorize`], and returns the evaluation of each policy.
     pub fn explain(&self, destination: &Workload, connection: &Connection) -> Explanation {
         self.policies().explain(destination, connection)
     }
 
-    /// [`Self::authenticate`] with the evaluation of each policy.
+    /// Decides like [`Self::authenticate`], and returns the evaluation of each policy.
     pub fn explain_authentication(
         &self,
         destination: &Workload,
@@ -403,8 +408,8 @@ impl SharedState {
 
     // === local pods ===
 
-    /// Returns the workload of a local pod as published by the control plane; `None` also while the policies are not
-    /// known.
+    /// Returns the record of a local pod that the control plane published; `None` also while the initial policies
+    /// have not been received.
     pub fn local_workload(&self, pod: &PodName) -> Option<Arc<Workload>> {
         if !self.0.policies_known.load(Ordering::Acquire) {
             return None;
@@ -421,7 +426,7 @@ impl SharedState {
             .cloned()
     }
 
-    /// [`Self::local_workload`], waiting for the control plane to publish it.
+    /// Returns the record as [`Self::local_workload`] does, but waits for the control plane to publish it.
     pub async fn wait_for_workload(
         &self,
         pod: &PodName,
@@ -448,8 +453,8 @@ impl SharedState {
         }
     }
 
-    /// Returns the workload of a pod from its enrolment alone, for connections of the pod before the control plane
-    /// publishes it. Never authorize connections *to* the pod with it: the policies that select the pod are not known.
+    /// Builds a pod's record from its enrolment alone, for connections of the pod before the control plane publishes
+    /// it. Never authorize connections *to* the pod with it: the policies that select the pod are not known.
     pub fn synthesize(&self, pod: &PodName, ips: &[IpAddr]) -> Workload {
         let config = &self.0.config;
         Workload {
@@ -474,8 +479,8 @@ impl SharedState {
         )
     }
 
-    /// Watches changes of the inputs of the authorization of connections to a pod: policies that apply to it, and its
-    /// own record. At a change, open connections must be authorized again with the current record.
+    /// Returns a receiver that is notified when the authorization of connections to a pod may change: by policies
+    /// that apply to it, or its own record. Open connections must then be authorized again with the current record.
     pub fn watch_pod(&self, pod: &PodName) -> watch::Receiver<u64> {
         let mut pods = self.0.pods.lock();
         pods.entry((pod.namespace.clone(), pod.name.clone()))
@@ -483,18 +488,18 @@ impl SharedState {
             .subscribe()
     }
 
-    /// Watches changes of any workload or service.
+    /// Returns a receiver that is notified of changes of any workload or service.
     pub fn watch_addresses(&self) -> watch::Receiver<u64> {
         self.0.address_changes.subscribe()
     }
 
-    /// Watches changes of any local workload.
+    /// Returns a receiver that is notified of changes of any local workload.
     pub fn watch_local(&self) -> watch::Receiver<u64> {
         self.0.local_changes.subscribe()
     }
 
-    /// Returns the identities of local workloads in the mesh, each with whether one of its workloads is captured. Pods
-    /// with a tunnel of their own fetch their certificates themselves.
+    /// Returns the identities of local workloads in the mesh, each with whether a captured workload uses it. Pods
+    /// that terminate HBONE themselves fetch their own certificates.
     pub fn local_identities(&self) -> BTreeMap<Identity, bool> {
         let mut identities = BTreeMap::new();
         for workload in self.table().local_workloads() {

@@ -1,4 +1,4 @@
-//! Server side of tunnels: mutual TLS, then HTTP/2 until both sides have ended or the instance ends.
+//! Server side of HBONE tunnels: mTLS, then HTTP/2 until both sides have closed or the proxy instance ends.
 
 use std::{error::Error, net::SocketAddr, pin::pin, time::Duration};
 
@@ -9,13 +9,15 @@ use tokio::{net::TcpStream, time::timeout};
 
 use crate::{Dialer, report::chain};
 
-/// Time for which a closed connection continues, so that the resets of its tunnels are sent.
+/// Time for which a connection stays open after its end, so that the RST_STREAM frames of its tunnels are sent.
 const RESET_LINGER: Duration = Duration::from_millis(500);
 
-/// Performs the TLS handshake with a client, under the instance's own identity. `None` if the instance ends meanwhile.
+/// Performs the TLS handshake with a client, under the instance's own identity. Returns `None` if the instance ends
+/// meanwhile.
 ///
 /// # Errors
-/// When there is no certificate, or the client has none that is accepted.
+///
+/// When the instance has no certificate, or the client's certificate is missing or not accepted.
 pub async fn agree(
     dialer: &Dialer,
     stream: TcpStream,
@@ -42,8 +44,8 @@ async fn handshake(
     Ok(stream)
 }
 
-/// Passes each tunnel that `peer` opens to `handler`, which must not block. When the drain begins, GOAWAY stops the
-/// peer from opening more.
+/// Passes each tunnel that `peer` opens to `handler`, which must not block. When the drain begins, sends GOAWAY, so
+/// that the peer opens no more tunnels.
 pub async fn serve(
     stream: tls::TlsStream,
     settings: &Settings,

@@ -20,7 +20,7 @@ const MESH: Purpose = Purpose {
     name: "the mesh",
     backing: Backing::Disk,
 };
-/// Cache of waypoints, whose records may have credentials in them, for registries of plugins.
+/// Purpose of a waypoint's cache: its records may contain credentials for registries of plugins.
 const MESH_OF_WAYPOINTS: Purpose = Purpose {
     backing: Backing::Memory,
     ..MESH
@@ -30,11 +30,12 @@ const CERTIFICATES: Purpose = Purpose {
     name: "certificates",
     backing: Backing::Memory,
 };
-/// Bit in the tag of the entry that marks a type as complete.
+/// Bit in an entry's tag that marks the initial state of a resource type as complete.
 const COMPLETE: u8 = 0x80;
 
-/// Restores the previous worker's cache. There is none without a supervisor or space for it, since the cache is only an
-/// optimization. `role`: whose mesh state is cached, if it is.
+/// Takes over the previous worker's caches of the mesh and the certificates. Without a supervisor, or memory for
+/// them, there are none, since the caches are only an optimization. `role`: the program whose mesh state is cached,
+/// if it is.
 pub fn take_over(
     held: &mut Handover<OwnedFd>,
     supervisor: &Supervisor,
@@ -67,12 +68,12 @@ fn mesh_of(role: Role) -> Purpose {
     }
 }
 
-/// Cache of the mesh.
+/// Cache of the mesh state for the next worker.
 #[derive(Debug)]
 pub struct MeshCache {
-    /// Cached types; the tag of a type is its position.
+    /// Resource types that are cached; a type's tag is its index.
     types: Vec<&'static str>,
-    /// Journal, and for each type whether its initial state is complete.
+    /// Journal of the cache, and for each type whether its initial state is complete.
     state: Mutex<(Journal, Vec<bool>)>,
 }
 
@@ -85,7 +86,7 @@ impl MeshCache {
         Ok(Self { types, state })
     }
 
-    /// Feeds the cached state to the client, if it was complete.
+    /// Passes the cached state to the xDS client, if it was complete.
     pub fn restore<H: Handler>(&self, client: &mut Client<H>) -> io::Result<()> {
         let (journal, complete) = &mut *self.state.lock();
         for entry in journal.entries()? {
@@ -107,7 +108,7 @@ impl MeshCache {
         Ok(())
     }
 
-    /// Stores a record: see [`Handler::cache`].
+    /// Stores or removes a record: see [`Handler::cache`].
     pub fn cache(&self, type_url: &str, name: &str, cached: &Cached) {
         let Some(tag) = self.tag(type_url) else {
             return;
@@ -119,7 +120,7 @@ impl MeshCache {
         self.state.lock().0.add(tag, name.as_bytes(), value);
     }
 
-    /// Finishes a push: see [`Handler::push_cached`].
+    /// Records the end of a push: see [`Handler::push_cached`].
     pub fn push_cached(&self, type_url: &str, complete: bool) {
         let Some(tag) = self.tag(type_url) else {
             return;
@@ -148,11 +149,11 @@ fn cached(entry: Entry) -> Cached {
     }
 }
 
-/// Cache of certificates.
+/// Cache of certificates and their keys for the next worker.
 #[derive(Debug)]
 pub struct WarmCertificates {
     journal: Mutex<Journal>,
-    /// Certificates of the previous worker, by identity, until requested.
+    /// Certificates from the previous worker, by identity, each until it is requested.
     before: Mutex<HashMap<Vec<u8>, Zeroizing<Vec<u8>>>>,
 }
 
@@ -173,7 +174,7 @@ impl WarmCertificates {
         })
     }
 
-    /// Removes the certificate of an identity that left this node.
+    /// Removes the certificate of an identity that has left this node.
     pub fn forget(&self, identity: &Identity) {
         self.write(identity, &[]);
     }

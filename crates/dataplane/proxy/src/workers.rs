@@ -1,9 +1,8 @@
 //! Worker threads, each of which runs a share of all instances' connections, from accept to close.
 //!
-//! The kernel spreads connections over the workers, since each has its own listeners on the same ports. A
-//! connection never leaves its worker, nor does the tunnel it uses. Of a tunnel within the node both ends
-//! are on one worker ([`steer`]): the work of a connection is on one thread, and no worker has more of
-//! both ends than another.
+//! The kernel spreads connections over the workers, since each has its own listeners on the same ports. A connection
+//! never leaves its worker, nor does the tunnel it uses. Both sides of a tunnel within the node are on one worker
+//! ([`steer`]), so that one thread does all the work of a connection.
 
 use std::{cell::Cell, io, net::TcpListener, thread::JoinHandle};
 
@@ -37,10 +36,11 @@ struct Worker {
 pub struct Workers(Vec<Worker>);
 
 impl Workers {
-    /// Starts `count` threads.
+    /// Starts `count` worker threads.
     ///
     /// # Errors
-    /// When a thread or its runtime cannot be made.
+    ///
+    /// When a thread or its runtime cannot be created.
     pub fn start(count: usize) -> io::Result<Self> {
         (0..count.max(1))
             .map(|index| {
@@ -53,12 +53,12 @@ impl Workers {
             .map(Self)
     }
 
-    /// Number of workers.
+    /// Returns the number of workers.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Returns the workers' runtimes, for metrics.
+    /// Returns the workers' tokio runtimes, for metrics.
     pub fn runtimes(&self) -> Vec<tokio::runtime::Handle> {
         self.0.iter().map(|worker| worker.runtime.clone()).collect()
     }

@@ -1,4 +1,4 @@
-//! One port of a service, under a policy.
+//! Endpoints of one service port under the policy of a `DestinationRule`.
 
 use std::{
     collections::HashMap,
@@ -24,7 +24,7 @@ use crate::{
     pool::{Pool, PoolQuery},
 };
 
-/// Port of a service under a policy, as described for the crate.
+/// Endpoints of one service port with their state, and the `DestinationRule` policy by which they are picked.
 #[derive(Debug)]
 pub struct Destination<E> {
     policy: DestinationPolicy,
@@ -32,16 +32,16 @@ pub struct Destination<E> {
     current: RwLock<Current<E>>,
 }
 
-/// State that outlives changes of the policy.
+/// State of a destination that is kept when its policy changes.
 #[derive(Debug)]
 struct State {
     limits: Limits,
-    /// Active requests of all endpoints.
+    /// Number of active requests at all endpoints.
     active: AtomicU32,
     outliers: Mutex<Outliers>,
-    /// Counts ejections and their ends.
+    /// Counter that changes with each ejection and each end of one.
     health: AtomicU64,
-    /// End of the next ejection in milliseconds from `born`; `u64::MAX` if there is none.
+    /// Time at which the next ejection ends, in milliseconds from `born`; `u64::MAX` if no endpoint is ejected.
     due: AtomicU64,
     /// Number of endpoints.
     total: AtomicU32,
@@ -60,34 +60,33 @@ struct Current<E> {
 pub struct PickRequest<'a> {
     /// Hash for consistent hashing, if the policy uses it.
     pub hash: Option<u64>,
-    /// UIDs of endpoints that the request has tried.
+    /// Uids of endpoints that earlier attempts of the request used.
     pub failed: &'a [ArcStr],
-    /// UID of the preferred endpoint, which is picked while it exists and is not ejected.
+    /// Uid of the preferred endpoint, which is picked while it exists and is not ejected.
     pub preferred: Option<&'a ArcStr>,
 }
 
-/// State of an endpoint.
+/// State of an endpoint, for operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointState {
-    /// UID of the workload.
+    /// Uid of the endpoint's workload.
     pub uid: ArcStr,
-    /// Number of active requests.
+    /// Number of active requests at the endpoint.
     pub requests: u32,
     /// Remaining time of the ejection; `None` if the endpoint is not ejected.
     pub ejected_for: Option<Duration>,
 }
 
-/// Why no endpoint is chosen.
+/// Reason why no endpoint can be picked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoEndpoint {
-    /// No endpoint exists, or all were tried.
+    /// There is no endpoint, or the request has tried all.
     Nothing,
     /// All endpoints are ejected.
     Ejected,
 }
 
-/// Endpoint that was picked for one request; the request counts as active there until this is
-/// dropped.
+/// Endpoint that was picked for one request; the request counts as active at the endpoint until this is dropped.
 #[derive(Debug)]
 pub struct Chosen<E> {
     pool: Arc<Pool<E>>,
@@ -109,7 +108,7 @@ impl State {
         self.due.store(due, Release);
     }
 
-    /// Returns endpoints whose ejection has ended.
+    /// Ends the ejections that are due, so that their endpoints can be picked again.
     fn wake(&self, now: Instant) {
         if self.milliseconds(now) < self.due.load(Relaxed) {
             return;
@@ -121,7 +120,7 @@ impl State {
 }
 
 impl<E: Clone> Destination<E> {
-    /// Creates a destination without endpoints.
+    /// Creates a destination that has no endpoints yet.
     pub fn new(policy: DestinationPolicy, now: Instant) -> Self {
         let state = State {
             limits: Limits::default(),
@@ -166,7 +165,7 @@ impl<E: Clone> Destination<E> {
         }
     }
 
-    /// Replaces the endpoints if their revision is new; `candidates` is called only then.
+    /// Replaces the endpoints if `revision` is new; only then calls `candidates`.
     pub fn update(
         &self,
         revision: u64,
@@ -211,10 +210,11 @@ impl<E: Clone> Destination<E> {
         };
     }
 
-    /// Chooses an endpoint for a request.
+    /// Picks an endpoint for a request by the policy.
     ///
     /// # Errors
-    /// When there is none for it.
+    ///
+    /// When there is no endpoint that can be picked.
     pub fn choose(
         &self,
         wish: PickRequest<'_>,
@@ -258,22 +258,22 @@ impl<E: Clone> Destination<E> {
 }
 
 impl<E> Destination<E> {
-    /// Policy of the port.
+    /// Returns the policy of the service port.
     pub fn policy(&self) -> &DestinationPolicy {
         &self.policy
     }
 
-    /// Whether the endpoints are current for a revision.
+    /// Whether the endpoints are of this revision, so that no update is necessary.
     pub fn is_at(&self, revision: u64) -> bool {
         self.current.read().revision == Some(revision)
     }
 
-    /// Returns the active requests and connections.
+    /// Returns the counters for circuit breakers.
     pub fn limits(&self) -> &Limits {
         &self.state.limits
     }
 
-    /// Returns the state of each endpoint that may be picked.
+    /// Returns the state of each endpoint.
     pub fn endpoints(&self, now: Instant) -> Vec<EndpointState> {
         let pool = self.current.read().pool.clone();
         let outliers = self.state.outliers.lock();
@@ -287,25 +287,25 @@ impl<E> Destination<E> {
         pool.hosts.iter().map(state).collect()
     }
 
-    /// Number of ejected endpoints.
+    /// Returns the number of ejected endpoints.
     pub fn ejected(&self) -> usize {
         self.state.outliers.lock().ejected()
     }
 }
 
 impl<E> Chosen<E> {
-    /// Returns the chosen endpoint, if it still exists.
+    /// Returns the picked endpoint, if it still exists.
     pub fn endpoint(&self) -> Option<&E> {
         let one = self.pool.hosts.get(self.index);
         one.map(|(_, candidate)| &candidate.endpoint)
     }
 
-    /// UID of the endpoint.
+    /// Returns the uid of the picked endpoint.
     pub fn uid(&self) -> &ArcStr {
         &self.host.uid
     }
 
-    /// Reports the outcome of the request. Returns the resulting ejection.
+    /// Reports the outcome of the request to outlier detection. Returns the ejection that results, if any.
     pub fn report(&self, outcome: Outcome, now: Instant) -> Option<Ejection> {
         let policy = self.outliers.as_ref()?;
         let fault = count(&self.host, policy, outcome)?;

@@ -1,4 +1,4 @@
-//! Endpoints of one locality and priority, among which the policy chooses.
+//! Endpoints with the same locality and priority, among which the policy picks one.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -7,30 +7,30 @@ use rand::{Rng as _, RngCore};
 
 use crate::hashing::Table;
 
-/// Number of random draws before all endpoints are scanned.
+/// Maximum random draws before all endpoints are scanned instead.
 const MAX_DRAWS: u32 = 16;
 
-/// Group of endpoints, as described for the module.
+/// Endpoints with the same locality and priority.
 #[derive(Debug)]
 pub(crate) struct Group {
-    /// Share of the requests of the group's priority.
+    /// Weight of the group among groups of the same priority.
     pub(crate) share: u32,
-    /// Indexes of the endpoints in the pool, with their weights.
+    /// Indexes of the endpoints in the [pool](crate::pool::Pool), with their weights.
     members: Vec<(u32, u32)>,
     heaviest: u32,
     next: AtomicU32,
     table: Option<Table>,
 }
 
-/// State of an endpoint in its pool at this moment.
+/// Current state of the pool's endpoints, by their index.
 pub(crate) trait View {
-    /// Whether the endpoint may be chosen.
+    /// Whether the endpoint may be picked.
     fn is_usable(&self, index: u32) -> bool;
     /// Slow-start factor of an endpoint's weight, from 0 to 1.
     fn warmth(&self, index: u32) -> f64;
-    /// Active requests of an endpoint.
+    /// Number of active requests at an endpoint.
     fn load(&self, index: u32) -> u32;
-    /// Whether one more request is within the bound of hashing.
+    /// Whether the endpoint may take one more request under bounded-load consistent hashing.
     fn is_within_bound(&self, index: u32, weight: u32) -> bool;
 }
 
@@ -60,7 +60,7 @@ impl Group {
         self.members.iter().map(|(index, _)| *index)
     }
 
-    /// Picks an endpoint; `None` if none is usable.
+    /// Picks an endpoint by the policy; `None` if none is usable.
     pub(crate) fn choose(
         &self,
         balancing: &Balancing,
@@ -87,7 +87,7 @@ impl Group {
         }
     }
 
-    /// Whether a drawn endpoint is chosen, so that each is chosen in proportion to its weight.
+    /// Whether a randomly drawn endpoint is accepted, so that each is picked in proportion to its weight.
     fn accepts(&self, index: u32, weight: u32, view: &impl View, rng: &mut dyn RngCore) -> bool {
         if !view.is_usable(index) {
             return false;
@@ -125,7 +125,8 @@ impl Group {
         self.scan(view, rng)
     }
 
-    /// Scans all endpoints, replacing the current choice with the probability of each one's share.
+    /// Picks an endpoint by scanning all: each replaces the current choice with the probability of its share of the
+    /// weights so far.
     fn scan(&self, view: &impl View, rng: &mut dyn RngCore) -> Option<u32> {
         let mut seen = 0.0;
         let mut chosen = None;
@@ -142,8 +143,8 @@ impl Group {
         chosen
     }
 
-    /// Picks the first usable endpoint from the hash on that is within its bound; if all exceed it,
-    /// the first usable one.
+    /// Picks the endpoint for a hash: the first usable one within its load bound; if all exceed it, the first usable
+    /// one.
     fn hashed(&self, table: &Table, hash: u64, view: &impl View) -> Option<u32> {
         let mut first = None;
         for place in table.from(hash) {

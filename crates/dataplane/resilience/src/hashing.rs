@@ -1,30 +1,31 @@
-//! Consistent hashing: maps a hash to an endpoint so that few hashes change their endpoint when
-//! endpoints join or leave, equally on every replica.
+//! Consistent hashing: maps a hash to an endpoint, equally on every replica, so that few hashes change their endpoint
+//! when endpoints join or leave.
 
 use std::cmp::Ordering;
 
 use ambit_model::HashTable;
 use xxhash_rust::xxh64::xxh64;
 
-/// Maximum points of a ring, regardless of the configured size.
+/// Maximum points of a hash ring, whatever size is configured.
 const MAX_POINTS: u64 = 1 << 18;
 
-/// Hashes the common attribute of requests. Not keyed: all replicas must agree.
+/// Hashes the attribute of a request that determines its endpoint (header, cookie, address). The hash has no secret
+/// key, since all replicas must agree.
 pub fn hash(bytes: &[u8]) -> u64 {
     xxh64(bytes, 0)
 }
 
-/// Consistent-hash table of one group, by index of the endpoints.
+/// Consistent-hash table of one group; endpoints are indexes.
 #[derive(Debug)]
 pub(crate) enum Table {
-    /// Points with the index of their endpoint, in the order of the points.
+    /// Ring hash: points in ascending order, each with the index of its endpoint.
     Ring(Vec<(u64, u32)>),
-    /// Index of the endpoint of each slot.
+    /// Maglev: index of the endpoint for each slot.
     Maglev(Vec<u32>),
 }
 
 impl Table {
-    /// Builds the table of endpoints by name and weight.
+    /// Builds the table for endpoints with these names and weights.
     pub(crate) fn new(kind: HashTable, members: &[(&str, u32)]) -> Self {
         match kind {
             HashTable::Ring(least) => Self::Ring(ring(least, members)),
@@ -48,9 +49,8 @@ impl Table {
     }
 }
 
-/// Builds a ring in which each endpoint has points in proportion to its weight: the configured
-/// number, so that points do not change when other endpoints join or leave; fewer only above
-/// [`MAX_POINTS`].
+/// Builds a ring in which each endpoint has points in proportion to its weight: `least` for the lightest one, so that
+/// points do not change when other endpoints join or leave; fewer only above [`MAX_POINTS`].
 fn ring(least: u32, members: &[(&str, u32)]) -> Vec<(u64, u32)> {
     let total: u64 = members.iter().map(|(_, weight)| u64::from(*weight)).sum();
     let lightest = members.iter().map(|(_, weight)| u64::from(*weight)).min();
@@ -67,12 +67,12 @@ fn ring(least: u32, members: &[(&str, u32)]) -> Vec<(u64, u32)> {
     points
 }
 
-/// Builds Maglev's table with Envoy's weighting.
+/// Builds Maglev's lookup table with Envoy's weighting.
 fn maglev(size: u32, members: &[(&str, u32)]) -> Vec<u32> {
     struct Entry {
         next: u64,
         skip: u64,
-        /// Weight relative to the heaviest endpoint, and the part that is placed already.
+        /// Weight relative to the heaviest endpoint.
         weight: f64,
         target: f64,
     }

@@ -1,4 +1,4 @@
-//! State of one endpoint.
+//! State of one endpoint for load balancing and outlier detection.
 
 use std::{
     sync::{
@@ -12,31 +12,31 @@ use ambit_model::{ArcStr, Warmup};
 
 use crate::locality::Topology;
 
-/// An endpoint that may be chosen. `E` is the caller's type of an endpoint.
+/// Endpoint that may be picked. `E` is the caller's type of an endpoint.
 #[derive(Clone, Debug)]
 pub struct Candidate<E> {
-    /// Stable unique id of the endpoint, equal on every replica.
+    /// Uid of the endpoint, equal on every replica.
     pub uid: ArcStr,
     /// Weight of the endpoint, more than zero.
     pub weight: u32,
-    /// Topology of the endpoint.
+    /// Locality and other location of the endpoint.
     pub topology: Topology,
-    /// Match with the service's own preference; higher is better.
+    /// Locality rank by the service's own load balancing preference; higher is better.
     pub rank: u32,
     /// Endpoint in the caller's type.
     pub endpoint: E,
 }
 
-/// State of an endpoint that survives policy changes and updates of other endpoints.
+/// State of an endpoint that is kept when the policy or other endpoints change.
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) uid: ArcStr,
-    /// Time at which the endpoint joined existing ones; `None` for the initial endpoints.
+    /// Time at which the endpoint was added, for slow start; `None` for the initial endpoints.
     joined: Option<Instant>,
-    /// Number of active requests.
+    /// Number of active requests at the endpoint.
     pub(crate) active: AtomicU32,
     pub(crate) is_ejected: AtomicBool,
-    /// Consecutive 5xx responses.
+    /// Number of consecutive 5xx responses.
     pub(crate) server_errors: AtomicU32,
     pub(crate) gateway_errors: AtomicU32,
     pub(crate) local_failures: AtomicU32,
@@ -77,8 +77,7 @@ impl Host {
     }
 }
 
-/// Sets a count to zero. Reads it first, since most are zero and a read does not disturb other
-/// threads.
+/// Sets a counter to zero. Reads it first, since most are zero and a read does not disturb other threads.
 pub(crate) fn clear(count: &AtomicU32) {
     if count.load(Relaxed) != 0 {
         count.store(0, Relaxed);

@@ -1,4 +1,4 @@
-//! Circuit breakers: counts connections and requests of a destination, and never waits.
+//! Circuit breakers: counts connections and requests to a destination, and never waits.
 
 use std::sync::{
     Arc,
@@ -7,21 +7,21 @@ use std::sync::{
 
 use ambit_model::DestinationLimits;
 
-/// Limit that was reached.
+/// Circuit breaker limit that was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Overflow {
-    /// Number of connections.
+    /// Limit of connections.
     Connections,
-    /// Maximum requests that wait for a connection.
+    /// Limit of requests that wait for a connection.
     Pending,
-    /// Number of requests.
+    /// Limit of active requests.
     Requests,
-    /// Number of retries.
+    /// Limit of active retries.
     Retries,
 }
 
 impl Overflow {
-    /// All kinds of limits.
+    /// All circuit breaker limits.
     pub const ALL: [Self; 4] = [
         Self::Connections,
         Self::Pending,
@@ -29,7 +29,7 @@ impl Overflow {
         Self::Retries,
     ];
 
-    /// Returns the name for metrics and logs.
+    /// Returns the limit's name for metrics and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Connections => "connections",
@@ -40,7 +40,7 @@ impl Overflow {
     }
 }
 
-/// Active requests and connections of a destination. Survives changes of its policy.
+/// Counters of a destination's requests and connections, which are kept when its policy changes.
 #[derive(Debug, Default)]
 pub struct Limits {
     pending: Arc<AtomicU32>,
@@ -48,7 +48,7 @@ pub struct Limits {
     retries: Arc<AtomicU32>,
 }
 
-/// Guard of a counted item.
+/// Permit that counts one request or connection until dropped.
 #[derive(Debug)]
 pub struct Slot(Arc<AtomicU32>);
 
@@ -59,9 +59,10 @@ impl Drop for Slot {
 }
 
 impl Limits {
-    /// Counts a new request.
+    /// Takes a permit for a request.
     ///
     /// # Errors
+    ///
     /// When the limit of requests is reached.
     pub fn request(&self, of: &DestinationLimits) -> Result<Slot, Overflow> {
         let most = if of.requests == 0 {
@@ -72,17 +73,19 @@ impl Limits {
         take(&self.requests, most).ok_or(Overflow::Requests)
     }
 
-    /// Counts a request that waits for a connection.
+    /// Takes a permit for a request that waits for a connection.
     ///
     /// # Errors
+    ///
     /// When the limit of pending requests is reached.
     pub fn pending(&self, of: &DestinationLimits) -> Result<Slot, Overflow> {
         take(&self.pending, of.pending).ok_or(Overflow::Pending)
     }
 
-    /// Counts a retry.
+    /// Takes a permit for a retry.
     ///
     /// # Errors
+    ///
     /// When the limit of retries is reached.
     pub fn retry(&self, of: &DestinationLimits) -> Result<Slot, Overflow> {
         let most = match of.retry_budget {
@@ -98,7 +101,7 @@ impl Limits {
     }
 }
 
-/// Counts one more, unless the limit is reached.
+/// Increments a counter, unless it has reached its limit.
 fn take(count: &Arc<AtomicU32>, most: Option<u32>) -> Option<Slot> {
     let before = count.fetch_add(1, Relaxed);
     // The slot is released when it is dropped, also if the limit is exceeded.

@@ -1,10 +1,10 @@
-//! Localities of endpoints, and their priorities.
+//! Localities of endpoints, and the priorities that follow from them.
 
 use ambit_model::{
     ArcStr, Locality, LocalityKey, LocalityLabel, LocalityPattern, LocalityPolicy, LocalityShares,
 };
 
-/// Topology of an endpoint or a waypoint.
+/// Location of an endpoint or of a waypoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
     /// Region, zone and subzone.
@@ -44,15 +44,15 @@ impl Topology {
     }
 }
 
-/// Endpoints of one priority and share: lower tiers come first; parts of one tier share its
-/// requests.
+/// Priority of endpoints, and their entry in the configured distribution: lower priorities are used first; entries of
+/// one priority share its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PriorityGroup {
     pub(crate) priority: u32,
     pub(crate) split: usize,
 }
 
-/// Returns the share of each part; without configured shares, one part has all requests.
+/// Returns the configured distribution (`distribute`) for the waypoint's locality, if there is one.
 pub(crate) fn shares<'a>(policy: &'a LocalityPolicy, own: &Topology) -> Option<&'a LocalityShares> {
     let LocalityPolicy::Distribute(all) = policy else {
         return None;
@@ -60,7 +60,7 @@ pub(crate) fn shares<'a>(policy: &'a LocalityPolicy, own: &Topology) -> Option<&
     all.iter().find(|shares| own.is_in(&shares.from))
 }
 
-/// Returns the priority of an endpoint; `None` if it is excluded.
+/// Returns the priority of an endpoint; `None` if the policy excludes it.
 pub(crate) fn priority_group(
     policy: &LocalityPolicy,
     own: &Topology,
@@ -102,7 +102,7 @@ fn failover(pairs: &[(ArcStr, ArcStr)], own: &Topology, of: &Topology) -> u32 {
     }
 }
 
-/// Returns the number of labels from the first mismatch on.
+/// Returns the priority by `failoverPriority`: the number of labels from the first mismatch on, so that 0 is best.
 fn priority(labels: &[LocalityLabel], own: &Topology, of: &Topology) -> u32 {
     let agrees = |label: &&LocalityLabel| {
         let expected = label.value.as_ref().unwrap_or_else(|| own.label(label.key));

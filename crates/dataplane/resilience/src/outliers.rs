@@ -1,4 +1,4 @@
-//! Outlier detection: ejects failing endpoints for a while.
+//! Outlier detection: ejects failing endpoints from load balancing for a while.
 
 use std::{
     collections::HashMap,
@@ -10,36 +10,36 @@ use ambit_model::{ArcStr, OutlierPolicy};
 
 use crate::host::{Host, clear};
 
-/// Maximum duration of an ejection, as Envoy's default; a longer configured base duration is kept.
+/// Maximum duration of an ejection, as Envoy's default; a longer configured base duration takes precedence.
 const MAX_EJECTION: Duration = Duration::from_secs(300);
 
-/// Outcome of a request or connection, as far as the endpoint caused it.
+/// Outcome of a request or connection for outlier detection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Response with an HTTP status.
+    /// The endpoint responded with this HTTP status.
     Answered(u16),
-    /// Accepted connection without further information.
+    /// The endpoint accepted the connection, and no response is observed.
     Connected,
-    /// Connection that failed, broke before a response, or timed out.
+    /// The connection failed, broke before a response, or timed out.
     Failed,
 }
 
-/// Fault that an endpoint was ejected for.
+/// Reason for which an endpoint is ejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
     /// Consecutive 5xx responses.
     ServerErrors,
-    /// Consecutive responses 502, 503 and 504.
+    /// Consecutive responses with status 502, 503 or 504.
     GatewayErrors,
-    /// Consecutive failed connections.
+    /// Consecutive connections that failed.
     LocalFailures,
 }
 
 impl Fault {
-    /// All kinds of outlier faults.
+    /// All reasons for ejections.
     pub const ALL: [Self; 3] = [Self::ServerErrors, Self::GatewayErrors, Self::LocalFailures];
 
-    /// Returns Envoy's name in its ejection log.
+    /// Returns Envoy's name of the reason in its ejection log.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::ServerErrors => "5xx",
@@ -52,13 +52,13 @@ impl Fault {
 /// Ejection of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ejection {
-    /// Fault that caused the ejection.
+    /// Reason for the ejection.
     pub fault: Fault,
     /// Duration of the ejection.
     pub duration: Duration,
 }
 
-/// Counts an outcome, and returns the fault for which the endpoint must be ejected. Takes no lock.
+/// Counts an outcome at an endpoint, and returns the reason if the endpoint must be ejected. Takes no lock.
 pub(crate) fn count(host: &Host, policy: &OutlierPolicy, outcome: Outcome) -> Option<Fault> {
     let more = |count: &std::sync::atomic::AtomicU32, most: u32| {
         let now = count.fetch_add(1, Relaxed).saturating_add(1);
@@ -91,23 +91,23 @@ pub(crate) fn count(host: &Host, policy: &OutlierPolicy, outcome: Outcome) -> Op
     }
 }
 
-/// Ejections of a destination's endpoints.
+/// Ejections of a destination's endpoints, by uid.
 #[derive(Debug, Default)]
 pub(crate) struct Outliers(HashMap<ArcStr, Record>);
 
 #[derive(Debug)]
 struct Record {
     host: Arc<Host>,
-    /// Number of recent ejections.
+    /// Number of recent ejections, by which durations grow.
     times: u32,
     /// End of the current ejection.
     until: Option<Instant>,
-    /// Time since which the endpoint is not ejected.
+    /// Time since which the endpoint has not been ejected.
     since: Instant,
 }
 
 impl Outliers {
-    /// Whether a further endpoint may be ejected.
+    /// Whether the policy's maximum percentage allows one more ejected endpoint.
     fn has_room(&self, policy: &OutlierPolicy, total: usize) -> bool {
         let ejected = self.ejected() + 1;
         let share = total * usize::try_from(policy.max_ejection_percent.min(100)).unwrap_or(100);
@@ -115,18 +115,18 @@ impl Outliers {
         is_one_of_several || ejected * 100 <= share
     }
 
-    /// Number of ejected endpoints.
+    /// Returns the number of ejected endpoints.
     pub(crate) fn ejected(&self) -> usize {
         let records = self.0.values();
         records.filter(|record| record.until.is_some()).count()
     }
 
-    /// End of an endpoint's ejection.
+    /// Returns the time at which an endpoint's ejection ends, if it is ejected.
     pub(crate) fn until(&self, uid: &ArcStr) -> Option<Instant> {
         self.0.get(uid)?.until
     }
 
-    /// Ejects an endpoint, one of `total`, unless it is ejected already or too many are.
+    /// Ejects an endpoint of `total`, unless it is ejected already or the policy's maximum percentage is reached.
     pub(crate) fn eject(
         &mut self,
         host: &Arc<Host>,
@@ -155,7 +155,7 @@ impl Outliers {
         Some(duration)
     }
 
-    /// Ends the ejections that are due; returns the end of the next one.
+    /// Ends the ejections that are due; returns the time at which the next one ends.
     pub(crate) fn end_due_ejections(&mut self, now: Instant) -> Option<Instant> {
         for record in self.0.values_mut() {
             if record.until.is_some_and(|until| until <= now) {
@@ -170,12 +170,12 @@ impl Outliers {
         self.0.values().filter_map(|record| record.until).min()
     }
 
-    /// Removes all endpoints but current ones.
+    /// Removes endpoints that do not exist any more.
     pub(crate) fn keep(&mut self, is_current: impl Fn(&ArcStr) -> bool) {
         self.0.retain(|uid, _| is_current(uid));
     }
 
-    /// Ends all ejections and clears the counters.
+    /// Ends all ejections, and resets their numbers.
     pub(crate) fn clear(&mut self) {
         for (_, record) in self.0.drain() {
             record.host.is_ejected.store(false, Relaxed);

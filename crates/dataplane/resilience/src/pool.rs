@@ -21,17 +21,17 @@ use crate::{
     locality::{PriorityGroup, Topology, priority_group, shares},
 };
 
-/// Overprovisioning factor in percent, as in Envoy: a tier with less than a third of its endpoints ejected keeps all
-/// requests.
+/// Overprovisioning factor in percent, as in Envoy: a priority with less than a third of its endpoints ejected keeps
+/// all requests.
 const OVERPROVISIONING: u32 = 140;
 
-/// Pool of endpoints, as described for the module.
+/// Snapshot of a destination's endpoints, grouped by priority and locality.
 #[derive(Debug)]
 pub(crate) struct Pool<E> {
     pub(crate) hosts: Vec<(Arc<Host>, Candidate<E>)>,
     tiers: Vec<Tier>,
     total_weight: u64,
-    /// Value of `health` for which `healthy` was counted.
+    /// Value of [`PoolQuery::health`] for which the healthy endpoints were counted.
     counted: AtomicU64,
     healthy: AtomicU32,
 }
@@ -43,24 +43,24 @@ struct Tier {
     healthy: AtomicU32,
 }
 
-/// Parameters of picking an endpoint from a pool.
+/// Parameters of picking an endpoint from the snapshot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolQuery<'a> {
     pub(crate) policy: &'a DestinationPolicy,
     pub(crate) hash: Option<u64>,
-    /// UIDs of endpoints to exclude.
+    /// Uids of endpoints to exclude.
     pub(crate) failed: &'a [ambit_model::ArcStr],
     pub(crate) now: Instant,
-    /// Number of ejections and their ends so far.
+    /// Counter that changes with each ejection and each end of one.
     pub(crate) health: u64,
-    /// Active requests of all endpoints.
+    /// Number of active requests at all endpoints.
     pub(crate) active: u32,
 }
 
 struct Now<'a, E> {
     pool: &'a Pool<E>,
     question: PoolQuery<'a>,
-    /// Whether ejections are ignored (panic mode).
+    /// Whether ejections are ignored, since too few endpoints are healthy (panic mode).
     is_panic: bool,
 }
 
@@ -119,7 +119,7 @@ impl<E> Pool<E> {
         host.is_none_or(|(host, _)| host.is_ejected())
     }
 
-    /// Updates the number of healthy endpoints if the health has changed.
+    /// Counts the healthy endpoints again if ejections have begun or ended.
     fn recount(&self, health: u64) {
         if self.counted.load(Acquire) == health {
             return;
@@ -159,7 +159,7 @@ impl<E> Pool<E> {
         None
     }
 
-    /// Picks the first tier to try.
+    /// Picks the priority whose endpoints are tried first, in proportion to the priorities' healthy endpoints.
     fn tier(&self, now: &Now<'_, E>, rng: &mut dyn RngCore) -> usize {
         if now.is_panic || self.tiers.len() < 2 {
             return 0;

@@ -1,38 +1,38 @@
-//! Rate limits: token buckets for requests that share a key.
+//! Rate limits: token buckets by a key that requests share.
 //!
-//! A bucket is stored as the time at which it will be full again. Full buckets are not stored, so
-//! that keys without recent requests cost nothing. Keys are numbers that clients cannot choose.
+//! A bucket is stored as the time at which it will be full again. Full buckets are not stored, so that keys without
+//! recent requests cost nothing. Keys are numbers that clients cannot choose.
 
 use std::{
     collections::HashMap,
     time::{Duration, Instant},
 };
 
-/// Rate of a token bucket.
+/// Rate and burst of a token bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// Requests per interval.
     pub requests: u32,
     /// Interval of the rate.
     pub per: Duration,
-    /// Burst size: requests that pass at once after an idle period; at least one.
+    /// Burst size: number of requests that pass at once after an idle period; at least one.
     pub burst: u32,
 }
 
 impl Rate {
-    /// Returns the bucket time of one request in nanoseconds.
+    /// Returns the time in which one token is added, in nanoseconds.
     fn step(&self) -> u64 {
         let per = u64::try_from(self.per.as_nanos()).unwrap_or(u64::MAX);
         (per / u64::from(self.requests.max(1))).max(1)
     }
 
-    /// Time that a full bucket holds, in nanoseconds.
+    /// Returns the time in which an empty bucket is filled, in nanoseconds.
     fn depth(&self) -> u64 {
         self.step().saturating_mul(self.burst.max(1).into())
     }
 }
 
-/// Token buckets of one limit.
+/// Token buckets of one rate limit, by key.
 #[derive(Debug)]
 pub struct Buckets {
     rate: Rate,
@@ -40,30 +40,30 @@ pub struct Buckets {
     born: Instant,
     /// Time at which each bucket is full again, in nanoseconds from `born`.
     full_at: HashMap<u128, u64>,
-    /// Time at which the shared bucket of excess keys is full again.
+    /// Time at which the bucket that excess keys share is full again.
     others: u64,
-    /// Earliest time of the next search for full buckets.
+    /// Time from which full buckets are removed again.
     sweep: u64,
 }
 
-/// Decision of a limit on a request.
+/// Decision of a rate limit on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimitDecision {
-    /// Delay after which a rejected request may pass; `None` if it passes now.
+    /// Time after which the rejected request would pass; `None` if the request passes.
     pub retry_after: Option<Duration>,
-    /// Remaining requests that would pass now.
+    /// Number of further requests that would pass now.
     pub remaining: u32,
-    /// Time until the bucket is full.
+    /// Time until the bucket is full again.
     pub reset: Duration,
 }
 
 impl Buckets {
-    /// Number of keys with a bucket of their own.
+    /// Returns the number of keys with a bucket of their own.
     pub fn keys(&self) -> usize {
         self.full_at.len()
     }
 
-    /// Creates the buckets, at most `most` separate ones: all further keys share one bucket.
+    /// Creates the buckets for at most `most` keys; all further keys share one bucket.
     pub fn new(rate: Rate, most: usize, now: Instant) -> Self {
         Self {
             rate,
@@ -75,7 +75,7 @@ impl Buckets {
         }
     }
 
-    /// Counts a request, and decides whether it passes.
+    /// Takes a token from a key's bucket, and decides whether the request passes.
     pub fn take(&mut self, key: u128, now: Instant) -> RateLimitDecision {
         let since = now.saturating_duration_since(self.born).as_nanos();
         let now = u64::try_from(since).unwrap_or(u64::MAX);
@@ -112,7 +112,7 @@ impl Buckets {
         }
     }
 
-    /// Number of separate buckets.
+    /// Returns the number of keys with a bucket of their own.
     pub fn len(&self) -> usize {
         self.full_at.len()
     }

@@ -1,4 +1,4 @@
-//! Fixtures of the tests, which expect the behaviour of any implementation.
+//! Fixtures of the tests, which expect only behaviour, whatever the implementation.
 
 mod balancing;
 mod outliers;
@@ -10,7 +10,7 @@ use rand::{SeedableRng as _, rngs::SmallRng};
 
 use crate::{Candidate, Chosen, Destination, NoEndpoint, PickRequest, Topology};
 
-/// A destination whose endpoints are numbers.
+/// Destination whose endpoints are numbers.
 struct Scene {
     destination: Destination<u32>,
     now: Instant,
@@ -90,7 +90,7 @@ impl Scene {
         self.choose(PickRequest::default()).unwrap()
     }
 
-    /// Counts how often each endpoint is chosen.
+    /// Picks endpoints for a number of requests, and counts how often each is picked.
     fn shares(&mut self, requests: u32) -> std::collections::BTreeMap<u32, u32> {
         let mut shares = std::collections::BTreeMap::new();
         for _ in 0..requests {

@@ -1,5 +1,5 @@
-//! Routes of a waypoint's requests: to an endpoint of a service, or to a pod. The counterpart of [`crate::outbound`]
-//! for clients' proxies.
+//! Routes requests that a waypoint forwards: to an endpoint of a service, or to a pod. The counterpart of
+//! [`crate::outbound`], which routes for clients' node proxies.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -16,19 +16,21 @@ use crate::{
     outbound::{direct, tunnel_to_waypoint},
 };
 
-/// Request of a waypoint for an endpoint.
+/// Request that a waypoint forwards, with the inputs for choosing an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct BackendRequest<'a> {
     /// The waypoint's own workload.
     pub waypoint: &'a Workload,
-    /// Address of this waypoint as clients know it. `None` routes through this waypoint again, like any client.
+    /// Address by which clients address this waypoint. With `None`, a request may be routed through this waypoint
+    /// again, like that of any client.
     pub own: Option<&'a GatewayAddress>,
-    /// Whether the client's request named this service, and no route forwarded it here. The waypoint then chooses an
-    /// endpoint itself, instead of the service's own waypoint.
+    /// Whether the client addressed this service itself, and no HTTPRoute forwarded the request here. The waypoint
+    /// then chooses an endpoint even if the service has another waypoint.
     pub is_target: bool,
-    /// Uids of workloads that must not be chosen, since they were tried for the same request.
+    /// Uids of workloads that earlier attempts of the same request used, and that must not be chosen again.
     pub failed: &'a [ArcStr],
-    /// Address that the client dialed: endpoints are called by its family, if they and the service have it.
+    /// Address that the client dialed: an endpoint address of the same family is used if the endpoint and the service
+    /// have one.
     pub dialled: Option<IpAddr>,
 }
 
@@ -41,7 +43,7 @@ pub struct BackendEndpoint {
     pub port: u16,
     /// Weight of the endpoint.
     pub weight: u32,
-    /// Match of the endpoint's locality with the service's preference; higher is better.
+    /// Locality rank of the endpoint by the service's load balancing preference; higher is better.
     pub rank: u32,
 }
 
@@ -56,7 +58,8 @@ impl BackendRequest<'_> {
         }
     }
 
-    /// Returns the address of an endpoint to call, of a family that the service has, preferably that of the client.
+    /// Returns the address at which to call an endpoint: of a family that the service has, preferably the one that
+    /// the client dialed.
     fn endpoint_ip(
         &self,
         workload: &WorkloadRef,
@@ -75,12 +78,13 @@ impl BackendRequest<'_> {
 }
 
 impl MeshTable {
-    /// Routes a waypoint's request to an endpoint of a service. With `load`, of two random endpoints to the one with
-    /// fewer active requests.
+    /// Routes a waypoint's request to an endpoint of a service. With `load`, picks of two random endpoints the one
+    /// with fewer active requests.
     ///
     /// # Errors
-    /// When there is no such service or port, no usable endpoint, or one that must be entered through a
-    /// waypoint that cannot be found.
+    ///
+    /// When there is no such service or port, no usable endpoint, or the endpoint must be entered through a waypoint
+    /// that is not found.
     pub fn backend(
         &self,
         request: &BackendRequest<'_>,
@@ -154,10 +158,11 @@ impl MeshTable {
         all.collect()
     }
 
-    /// Routes to a chosen endpoint.
+    /// Routes to an endpoint that the waypoint has chosen.
     ///
     /// # Errors
-    /// When it has no address, or must be entered through a waypoint that cannot be found.
+    ///
+    /// When the endpoint has no address, or must be entered through a waypoint that is not found.
     pub fn backend_at(
         &self,
         request: &BackendRequest<'_>,
@@ -169,10 +174,11 @@ impl MeshTable {
         self.to_backend(request, &endpoint.workload, endpoint.port, service, rng)
     }
 
-    /// Route to a pod that the client named by its address.
+    /// Routes to a pod that the client addressed by IP.
     ///
     /// # Errors
-    /// When it has no address, or must be entered through a waypoint that cannot be found.
+    ///
+    /// When the pod has no address, or must be entered through a waypoint that is not found.
     pub fn backend_pod(
         &self,
         request: &BackendRequest<'_>,
@@ -224,8 +230,8 @@ impl MeshTable {
         Ok(tunnel_to_waypoint(&found, gateway, target, Some(service)))
     }
 
-    /// Routes to a chosen endpoint: through its own waypoint if that is another one, with the endpoint as target, so
-    /// that two waypoints never loop a request.
+    /// Routes to an endpoint that the waypoint has chosen. If the endpoint has another waypoint, the route is a
+    /// tunnel to that one for the endpoint's address, so that two waypoints never loop a request.
     fn to_backend(
         &self,
         request: &BackendRequest<'_>,

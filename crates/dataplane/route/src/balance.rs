@@ -1,11 +1,10 @@
 //! Chooses an endpoint of a service, and an address of a workload.
 //!
-//! Weighted random by capacity, without state. With session affinity the choice is a hash of the client's
-//! address, so that a client gets the same endpoint from every node and after restarts, and only endpoints
-//! that come or go move clients. Services that balance over all endpoints are sampled in constant time:
-//! draw, keep with a probability proportional to the capacity, else draw again; only when that fails
-//! repeatedly (few usable endpoints among many) are all of them evaluated. Locality modes evaluate all
-//! endpoints, in one pass and without allocating.
+//! The choice is random, weighted by capacity, without state. With session affinity it is a hash of the client's
+//! address, so that a client gets the same endpoint from every node and after restarts, and only added or removed
+//! endpoints move clients. Services that balance over all endpoints are sampled in constant time: draw, keep with a
+//! probability proportional to the capacity, else draw again; only when that fails repeatedly (few usable endpoints
+//! among many) are all of them evaluated. Locality modes evaluate all endpoints, in one pass and without allocating.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -24,20 +23,20 @@ use crate::{
     workloads::{Slot, Workloads},
 };
 
-/// Draws before all endpoints are evaluated.
+/// Maximum random draws before all endpoints are evaluated instead.
 const DRAWS: usize = 16;
 
-/// Kind of peer that the endpoint must be.
+/// Purpose of the chosen endpoint, which determines the eligible ones.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Mode<'a> {
-    /// Connection of a client: the service must have the port.
+    /// Connection of a client: the service must have the dialed port.
     Standard,
-    /// Tunnel to a waypoint: an endpoint with an application tunnel needs no port. If the record names the identities
-    /// of the waypoint's pods, no other pod is eligible, whatever its labels.
+    /// Tunnel to a waypoint: an endpoint that terminates HBONE itself needs no port in the service. If the record
+    /// names the identities of the waypoint's pods, no other pod is eligible, whatever its labels.
     Waypoint(Option<&'a [Identity]>),
 }
 
-/// Client with its location and the endpoints that it has tried.
+/// Client of the chosen endpoint: its location, and the endpoints that it has tried.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Vantage<'a> {
     pub(crate) address: Option<IpAddr>,
@@ -45,7 +44,7 @@ pub(crate) struct Vantage<'a> {
     pub(crate) node: &'a ArcStr,
     pub(crate) cluster_id: &'a ArcStr,
     pub(crate) locality: &'a Locality,
-    /// UIDs of workloads to exclude.
+    /// Uids of workloads to exclude, since connections to them have failed.
     pub(crate) failed: &'a [ArcStr],
 }
 
@@ -63,7 +62,7 @@ impl<'a> From<&'a Workload> for Vantage<'a> {
 }
 
 impl MeshTable {
-    /// Chooses an endpoint of `service`, and returns it with its target port.
+    /// Chooses an endpoint of `service`, and returns it with its target port; `None` if no endpoint is usable.
     pub(crate) fn balance(
         &self,
         vantage: Vantage<'_>,
@@ -135,7 +134,7 @@ impl MeshTable {
     }
 }
 
-/// Whether a workload may be chosen, as far as its address does not matter.
+/// Whether a workload is eligible, regardless of its addresses.
 pub(crate) fn is_candidate(workload: &WorkloadRef, vantage: Vantage<'_>, mode: Mode<'_>) -> bool {
     let has_accepted_identity = match mode {
         Mode::Waypoint(Some(identities)) => identities
@@ -199,8 +198,8 @@ impl<'t> Choice<'t, '_> {
         None
     }
 
-    /// Evaluates all endpoints; among those of the best rank each replaces the current choice with the
-    /// probability of its share of the capacity so far, so that the result is proportional to capacity.
+    /// Chooses an endpoint by evaluating all: among endpoints of the best rank each replaces the current choice with
+    /// the probability of its share of the capacity so far, so that the result is proportional to capacity.
     fn scan(&self, endpoints: &Endpoints, rng: &mut dyn RngCore) -> Option<(&'t WorkloadRef, u16)> {
         let mut best_rank = 0;
         let mut seen: u64 = 0;
@@ -229,8 +228,8 @@ impl<'t> Choice<'t, '_> {
         chosen
     }
 
-    /// Chooses the endpoint by the client's address: of those with the best rank the one with the highest hash of its
-    /// name and the client's address, weighted by capacity (weighted rendezvous hashing).
+    /// Chooses the endpoint by the client's address (weighted rendezvous hashing): among endpoints of the best rank,
+    /// the one with the highest hash of its name and the client's address, weighted by capacity.
     fn stick(&self, endpoints: &Endpoints, client: IpAddr) -> Option<(&'t WorkloadRef, u16)> {
         let usable = endpoints.usable(self.health_policy).filter_map(|slot| {
             let (workload, port) = self.usable(slot)?;
@@ -243,7 +242,7 @@ impl<'t> Choice<'t, '_> {
         best.map(|(_, chosen)| chosen)
     }
 
-    /// Returns the endpoint and its target port, unless it cannot be used.
+    /// Returns the endpoint in a slot with its target port, unless it is not eligible.
     fn usable(&self, slot: Slot) -> Option<(&'t WorkloadRef, u16)> {
         let workload = self.workloads.get(slot)?;
         let template = workload.template();
@@ -275,7 +274,7 @@ impl<'t> Choice<'t, '_> {
         Some((workload, port))
     }
 
-    /// Returns the locality rank of an endpoint; `None` if it must not be used.
+    /// Returns the locality rank of an endpoint; `None` if the service's preference excludes it.
     fn rank(&self, workload: &WorkloadRef) -> Option<usize> {
         let scopes = self.balancing.routing_preferences.as_slice();
         match self.balancing.mode {
@@ -325,8 +324,8 @@ impl<'t> Choice<'t, '_> {
     }
 }
 
-/// Score of a hash, which grows with the capacity, so that an endpoint has the highest score in proportion to its
-/// share.
+/// Computes an endpoint's score for a client: a hash, scaled so that an endpoint has the highest score in proportion
+/// to its capacity.
 fn score(client: IpAddr, endpoint: &str, capacity: u32) -> f64 {
     let mut hasher = DefaultHasher::new();
     (client, endpoint).hash(&mut hasher);
@@ -336,7 +335,7 @@ fn score(client: IpAddr, endpoint: &str, capacity: u32) -> f64 {
     f64::from(capacity) / -drawn.ln()
 }
 
-/// Returns the address of a workload to connect to: the dialed one if it is the workload's own, else one of the
+/// Chooses the address of a workload to connect to: the dialed one if it is the workload's own, else one of the
 /// service's families, preferably of the dialed family.
 pub(crate) fn select_ip(
     workload: &WorkloadRef,

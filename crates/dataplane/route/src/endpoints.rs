@@ -1,4 +1,4 @@
-//! Endpoints of a service, as dumps and routes list them.
+//! Lists endpoints of services, for `/config_dump` and for routes.
 
 use ambit_model::{
     HealthPolicy, NamespacedHostname, PortMap, Service, WorkloadStatus, WorkloadUid,
@@ -6,41 +6,41 @@ use ambit_model::{
 
 use crate::{MeshTable, WorkloadRef, workloads::Slot};
 
-/// An endpoint of a service, for dumps.
+/// Endpoint of a service, as `/config_dump` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointView {
     /// Uid of the workload.
     pub uid: WorkloadUid,
-    /// Target ports of the endpoint itself.
+    /// Target ports that the workload's own record maps the service's ports to.
     pub ports: PortMap,
-    /// Health of the endpoint.
+    /// Health that the control plane reports.
     pub status: WorkloadStatus,
 }
 
-/// An endpoint of one port of a service, for dumps.
+/// Endpoint of one service port, as dumps show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortEndpoint {
     /// Workload of the endpoint.
     pub workload: WorkloadRef,
-    /// Target port of the endpoint.
+    /// Target port of the endpoint for the service port.
     pub port: u16,
 }
 
 impl MeshTable {
-    /// The endpoints of a service that its health policy allows, for dumps.
+    /// Returns the endpoints that the service's health policy allows, for dumps.
     pub fn endpoints(&self, service: &Service) -> Vec<EndpointView> {
         let name = service.namespaced_hostname();
         let slots = self.usable(service, &name);
         self.view(&name, slots)
     }
 
-    /// The workloads of a service that its health policy allows.
+    /// Iterates over the workloads that are endpoints of the service and that its health policy allows.
     pub fn endpoint_workloads(&self, service: &Service) -> impl Iterator<Item = &WorkloadRef> {
         self.usable(service, &service.namespaced_hostname())
             .filter_map(|slot| self.workloads.get(slot))
     }
 
-    /// The endpoints of one port of a service, ready or not, for dumps.
+    /// Returns the endpoints of one service port, ready or not, for dumps.
     pub fn port_endpoints(&self, service: &Service, port: u16) -> Vec<PortEndpoint> {
         let name = service.namespaced_hostname();
         let by_service = service.ports.get(&port).copied();
@@ -70,7 +70,7 @@ impl MeshTable {
             .flat_map(move |(_, endpoints)| endpoints.usable(policy))
     }
 
-    /// Whether a workload is an endpoint of a service that its health policy allows.
+    /// Whether a workload is an endpoint of the service and its health policy allows it.
     pub fn is_endpoint(&self, service: &Service, workload: &WorkloadRef) -> bool {
         workload
             .membership(&service.namespaced_hostname())
@@ -79,7 +79,7 @@ impl MeshTable {
                 || health_policy(service) == HealthPolicy::AllowAll)
     }
 
-    /// Returns endpoints of unknown services, for dumps.
+    /// Returns endpoints whose services have not been received, by service, for dumps.
     pub fn staged_endpoints(&self) -> Vec<(NamespacedHostname, Vec<EndpointView>)> {
         self.services
             .staged()

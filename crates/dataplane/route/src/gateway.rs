@@ -15,15 +15,15 @@ use crate::{
     services::Endpoints,
 };
 
-/// Client namespace to which only public services are visible.
+/// Client namespace for lookups that find only public services, since no namespace has this name.
 const PUBLIC_ONLY: &str = "";
 
-/// Waypoint or gateway with the record that names it.
+/// Address of a waypoint or network gateway, as a workload's or service's record names it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NamedGateway<'a> {
     /// Address of the gateway.
     pub(crate) gateway: &'a GatewayAddress,
-    /// Identities of its pods, if the record names them.
+    /// Identities of the gateway's pods, if the record names them.
     pub(crate) run_as: Option<&'a [Identity]>,
 }
 
@@ -45,22 +45,23 @@ impl<'a> From<&'a EndpointWaypoint> for NamedGateway<'a> {
     }
 }
 
-/// One workload of a waypoint or gateway.
+/// Workload that was chosen to serve a waypoint or network gateway.
 #[derive(Debug)]
 pub(crate) struct GatewayWorkload<'a> {
     pub(crate) workload: &'a WorkloadRef,
-    /// `None`: resolve the workload's host name.
+    /// Address of the workload; `None` if its host name must be resolved.
     pub(crate) ip: Option<IpAddr>,
-    /// HBONE port of the gateway.
+    /// HBONE port of the workload.
     pub(crate) port: u16,
-    /// The service that the gateway named.
+    /// Service that the gateway's address refers to, if it does.
     pub(crate) service: Option<&'a Arc<Service>>,
-    /// Whether the peer must present exactly its own identity.
+    /// Whether the peer must present exactly this workload's identity.
     is_exact: bool,
 }
 
 impl GatewayWorkload<'_> {
-    /// Identities that it may present: its own and, unless the record names those of its pods, its service's.
+    /// Returns the identities that the peer may present: the workload's own and, unless the record names the
+    /// identities of the gateway's pods, those of its service.
     pub(crate) fn identities(&self) -> Identities {
         let service = self.service.filter(|_| !self.is_exact);
         identities(Some(self.workload), service.map(|service| &**service))
@@ -92,7 +93,8 @@ pub(crate) fn service_waypoint<'a>(
 }
 
 impl MeshTable {
-    /// Chooses a workload of a gateway. `dialled` only selects the address family.
+    /// Chooses a workload of a gateway. `dialled`, the address that the client dialed, selects only the address
+    /// family.
     pub(crate) fn find_gateway<'a>(
         &self,
         vantage: Vantage<'_>,
@@ -139,7 +141,7 @@ impl MeshTable {
             .filter(|_| is_candidate(workload, vantage, mode))
     }
 
-    /// Whether the service that a gateway names is known, whatever pods it has.
+    /// Whether the service that a gateway's address refers to is known, even if it has no endpoints.
     pub(crate) fn is_gateway_known(&self, gateway: &GatewayAddress) -> bool {
         match &gateway.destination {
             Destination::Address(at) => self.gateway_at(at).is_some(),
@@ -147,9 +149,10 @@ impl MeshTable {
         }
     }
 
-    /// Whether `source` is a pod of a destination's waypoint: an endpoint of the waypoint's service that runs under one
-    /// of the named identities, if the record names them. Connections from the waypoint to its own destinations must
-    /// not be routed to a waypoint again. A pod that only runs under the account is not the waypoint.
+    /// Whether `source` is a pod of a destination's waypoint: an endpoint of the waypoint's service that runs under
+    /// one of the identities that the record names, if it names any. Connections from the waypoint to its own
+    /// destinations must not be routed to a waypoint again. A pod that only runs under the waypoint's service account
+    /// is not the waypoint.
     pub(crate) fn is_waypoint<'a>(
         &self,
         source: &Workload,
@@ -167,7 +170,7 @@ impl MeshTable {
             .by_vip(&at.network, at.address, Some(PUBLIC_ONLY))
     }
 
-    /// Whether `source` is an endpoint of the gateway.
+    /// Whether `source` is an endpoint of the gateway's service, or the workload at its address.
     pub(crate) fn is_behind(&self, source: &Workload, gateway: &GatewayAddress) -> bool {
         let service = match &gateway.destination {
             Destination::Address(at) => self.gateway_at(at).map(|(service, _)| service),

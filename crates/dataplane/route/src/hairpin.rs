@@ -1,4 +1,4 @@
-//! Hairpin: redirection of connections that bypass a pod's waypoint to it.
+//! Hairpin: redirects connections that bypass a pod's waypoint to that waypoint.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,19 +10,19 @@ use crate::{MeshTable, Route, RouteError, outbound::Caller};
 /// Whether layer 7 rules of a waypoint could apply to a connection that bypasses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bypass {
-    /// The control plane does not publish the rules.
+    /// The control plane does not publish the waypoint's rules.
     Unknown,
-    /// No rule could apply to the connection.
+    /// No layer 7 rule could apply to the connection.
     Unruled,
-    /// A rule could apply to the connection.
+    /// A layer 7 rule could apply to the connection.
     Ruled,
 }
 
 impl MeshTable {
-    /// Whether a connection to the local workload bypasses the waypoint that all connections must use.
+    /// Whether a connection to the local workload bypasses the workload's waypoint, which all connections must use.
     ///
-    /// The waypoint is recognized by its proved identity. A captured pod under the same account has that identity, too,
-    /// from its node proxy, but is no endpoint of the waypoint.
+    /// A connection from the waypoint is recognized by its proved identity. A captured pod under the same service
+    /// account has that identity, too, from its node proxy, but is no endpoint of the waypoint.
     pub fn passes_by_waypoint(
         &self,
         local: &Workload,
@@ -47,8 +47,8 @@ impl MeshTable {
         })
     }
 
-    /// Rules of its waypoint that could concern a connection to `port` of the local workload, if the connection [passes
-    /// by](Self::passes_by_waypoint) the waypoint.
+    /// Returns whether layer 7 rules of the waypoint could apply to a connection to `port` of the local workload;
+    /// `None` unless the connection [bypasses](Self::passes_by_waypoint) the waypoint.
     pub fn bypass(
         &self,
         local: &Workload,
@@ -75,9 +75,9 @@ impl MeshTable {
         })
     }
 
-    /// Routes to the waypoint of the local workload, for a connection to `dst` that
-    /// [bypasses](Self::passes_by_waypoint) it. As for [`Self::outbound_again`], `failed` lists tried endpoints. There
-    /// is no route to a waypoint that would attribute redirected callers to the workload itself.
+    /// Routes a connection to `dst` that [bypasses](Self::passes_by_waypoint) the local workload's waypoint to that
+    /// waypoint. As for [`Self::outbound_again`], `failed` lists tried endpoints. There is no route to a waypoint
+    /// that would attribute redirected callers to the workload itself.
     pub fn hairpin(
         &self,
         local: &Workload,

@@ -8,8 +8,8 @@ use crate::WorkloadRef;
 /// Identities that a server may present, usually one or two. Never empty in a tunnel route.
 pub type Identities = SmallVec<[Identity; 2]>;
 
-/// Returns the identities that a server may present. A service's names that are not SPIFFE IDs of the mesh's form match
-/// no peer and are skipped.
+/// Returns the identities that the server of a connection may present. SANs of a service that are not SPIFFE IDs in
+/// the mesh's form match no peer and are skipped.
 pub(crate) fn identities(workload: Option<&WorkloadRef>, service: Option<&Service>) -> Identities {
     let mut identities: Identities = workload
         .iter()

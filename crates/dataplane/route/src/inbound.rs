@@ -1,4 +1,4 @@
-//! Routes an inbound CONNECT to the application, if this pod is its destination.
+//! Routes an inbound CONNECT request to the application, if this pod is its destination.
 
 use std::{
     fmt,
@@ -21,14 +21,14 @@ pub const OWN_PORTS: [u16; 4] = [
     SOCKS5_PORT,
 ];
 
-/// Parsed authority of a CONNECT request.
+/// Destination that a CONNECT request names in its authority.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectTarget {
     /// An address and a port of the application.
     Addr(SocketAddr),
     /// A host name and a service port.
     Host {
-        /// Text that is not an address.
+        /// Host name, which is any text that is not an address.
         hostname: ArcStr,
         /// Port of the service.
         port: u16,
@@ -44,31 +44,33 @@ impl fmt::Display for ConnectTarget {
     }
 }
 
-/// An inbound tunnel's request.
+/// Inbound CONNECT request, with the pod and the address that received it.
 #[derive(Clone, Debug)]
 pub struct InboundRequest<'a> {
     /// Pod that received the connection.
     pub local: &'a Workload,
-    /// Address that received the tunnel.
+    /// Local address on which the tunnel's connection was accepted.
     pub local_ip: IpAddr,
-    /// The requested target.
+    /// Destination that the request names.
     pub target: &'a ConnectTarget,
-    /// Connect application tunnels to the loopback address (`LOCALHOST_APP_TUNNEL`).
+    /// Whether applications that accept the PROXY protocol are connected to on the loopback address
+    /// (`LOCALHOST_APP_TUNNEL`).
     pub localhost_app_tunnel: bool,
 }
 
-/// The route of an inbound tunnel to the application.
+/// Route of an inbound tunnel to the local application.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InboundRoute {
-    /// Address to connect to.
+    /// Address of the application to connect to.
     pub addr: SocketAddr,
-    /// Destination for authorization: the pod's own address and the application's port.
+    /// Destination by which policies authorize the tunnel: the pod's own address and the application's port.
     pub authorize: SocketAddr,
-    /// PROXY header to send first; the connection then comes from the loopback address, not from the client's.
+    /// PROXY header to send before the client's data; the connection then comes from the loopback address, not from
+    /// the client's.
     pub proxy_header: Option<ProxyHeader>,
 }
 
-/// The fields of a PROXY v2 header besides the client.
+/// Fields of a PROXY v2 header besides the client's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProxyHeader {
     /// Original destination that the client requested.
@@ -78,7 +80,7 @@ pub struct ProxyHeader {
 /// Reason why an inbound tunnel is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InboundError {
-    /// The requested address is neither the pod's, nor that of a destination with the pod as its waypoint.
+    /// The requested address is neither the pod's, nor that of a workload or service whose waypoint the pod is.
     #[error("ip mismatch: {local} != {asked}")]
     IpMismatch {
         /// The pod's address.
@@ -86,30 +88,30 @@ pub enum InboundError {
         /// Address that the client requested.
         asked: IpAddr,
     },
-    /// Unknown hostname of a service.
+    /// The requested host name belongs to no service.
     #[error("no service or workload for hostname {hostname}")]
     UnknownHostname {
-        /// Host name as requested.
+        /// Host name that the client requested.
         hostname: ArcStr,
     },
-    /// Unknown port of the service.
+    /// The service of the requested host name does not have the requested port.
     #[error("{hostname}:{port}: cannot resolve port")]
     UnknownPort {
-        /// Host name as requested.
+        /// Host name that the client requested.
         hostname: ArcStr,
-        /// Port as requested.
+        /// Port that the client requested.
         port: u16,
     },
-    /// The requested port is the proxy's own.
+    /// The requested port belongs to the proxy itself.
     #[error("attempted recursive call to ourselves: port {port}")]
     OwnPort {
-        /// Port as requested.
+        /// Port that the client requested.
         port: u16,
     },
 }
 
 impl InboundError {
-    /// Returns the HTTP status of the response.
+    /// Returns the HTTP status that rejects the tunnel.
     pub fn status(&self) -> u16 {
         match self {
             Self::IpMismatch { .. } => 400,
@@ -117,14 +119,15 @@ impl InboundError {
         }
     }
 
-    /// Returns the response flag.
+    /// Returns the response flag for metrics and the access log.
     pub fn reason(&self) -> Reason {
         Reason::Connect
     }
 }
 
 impl MeshTable {
-    /// Routes an inbound tunnel before authorization.
+    /// Routes an inbound tunnel. Must be called before the tunnel is authorized, since policies match the route's
+    /// destination.
     pub fn inbound(&self, request: &InboundRequest<'_>) -> Result<InboundRoute, InboundError> {
         let local_ip = request.local_ip.to_canonical();
         if let ConnectTarget::Addr(asked) = request.target {
@@ -243,7 +246,7 @@ impl MeshTable {
             })
     }
 
-    /// Returns the destination in a PROXY header: the requested address, or the service's own.
+    /// Returns the original destination for a PROXY header: the requested address, or the service's own.
     fn proxied_destination(
         &self,
         request: &InboundRequest<'_>,
@@ -265,7 +268,7 @@ impl MeshTable {
     }
 
     /// Returns the service of an inbound connection to `port` for telemetry: the one that the client named, if the
-    /// workload is in it; else the first with that target port.
+    /// workload is its endpoint; else the workload's first service with that target port.
     pub fn inbound_service(
         &self,
         local: &Workload,
@@ -289,7 +292,7 @@ impl MeshTable {
         })
     }
 
-    /// Returns the source workload of an inbound connection, by its address in the local network.
+    /// Returns the workload that opened an inbound connection, by its address in the local network.
     pub fn inbound_source(&self, local: &Workload, ip: IpAddr) -> Option<&WorkloadRef> {
         self.workload_by_ip(&local.network, ip)
     }

@@ -1,4 +1,4 @@
-//! Interning: values that many records share are stored once.
+//! Interning: values that many records have in common are stored once.
 
 use std::{
     hash::{BuildHasher, Hash},
@@ -8,7 +8,7 @@ use std::{
 use ambit_model::ArcStr;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-/// Minimum number of values for a sweep of unused ones.
+/// Minimum number of interned values before unused ones are swept.
 const FIRST_SWEEP: usize = 1024;
 
 /// Single copy of every distinct value in use. Values without other references are dropped in sweeps whose cost is
@@ -53,7 +53,7 @@ impl<T: Hash + Eq> Interner<T> {
     }
 }
 
-/// Interner of texts, see [`Interner`].
+/// Interner of strings, see [`Interner`].
 #[derive(Debug)]
 pub(crate) struct Strings {
     values: HashTable<ArcStr>,

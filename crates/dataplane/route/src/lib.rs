@@ -1,8 +1,8 @@
 //! Table of workloads and services, and routing of connections.
 //!
 //! [`MeshTable`] holds the control plane's records in compact form: strings and whole sets of fields that many
-//! workloads share are stored once. [`MeshTable::outbound`] and [`MeshTable::inbound`] are total functions over it;
-//! randomness is passed in. Knows nothing of protobuf, sockets, tasks, time.
+//! workloads share are stored once. [`MeshTable::outbound`] and [`MeshTable::inbound`] are pure functions over it;
+//! randomness is passed in. The crate knows nothing of protobuf, sockets, tasks or time.
 #![forbid(unsafe_code)]
 
 mod backend;

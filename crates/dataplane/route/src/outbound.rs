@@ -1,4 +1,4 @@
-//! Routes a captured pod's outbound connection (the contract's order of decisions).
+//! Routes a captured pod's outbound connection, in the order of decisions of Istio's ztunnel.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -18,19 +18,19 @@ use crate::{
     identities::{Identities, identities},
 };
 
-/// The route of an outbound connection.
+/// Route of an outbound connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// The destination is not in the mesh: plain TCP to the dialled address.
+    /// Plain TCP to the dialed address, since the destination is not in the mesh.
     Passthrough {
         /// Original destination address.
         dst: SocketAddr,
-        /// Dialed service, if one with passthrough mode covers the address.
+        /// Dialed service, if a service in passthrough mode contains the address.
         service: Option<Arc<Service>>,
     },
     /// Plain TCP to a workload that does not support tunnels.
     Plain(PlainRoute),
-    /// Route through a single tunnel.
+    /// Single HBONE tunnel to the destination or its waypoint.
     Hbone(HboneRoute),
     /// A tunnel within a tunnel, through the gateway of another network.
     DoubleHbone {
@@ -39,7 +39,7 @@ pub enum Route {
         /// Inner tunnel to the destination network's endpoint.
         inner: InnerTunnel,
     },
-    /// The destination has only a host name: resolve it, then [`PendingRoute::resolve`].
+    /// Route to a destination that has only a host name: resolve it, then call [`PendingRoute::resolve`].
     NeedsDns(PendingRoute),
 }
 
@@ -50,7 +50,7 @@ pub struct PlainRoute {
     pub addr: SocketAddr,
     /// Workload of the destination.
     pub workload: WorkloadRef,
-    /// Service that was dialed, if any.
+    /// Service that the client dialed, if any.
     pub service: Option<Arc<Service>>,
 }
 
@@ -59,42 +59,43 @@ pub struct PlainRoute {
 pub struct HboneRoute {
     /// Address of the tunnel's peer.
     pub addr: SocketAddr,
-    /// `:authority` of the CONNECT.
+    /// `:authority` of the CONNECT request.
     pub authority: String,
-    /// The identities the server may present.
+    /// Identities that the tunnel's server may present.
     pub expected: Identities,
-    /// The workload that terminates this tunnel: the destination, the waypoint or the gateway.
+    /// Workload at which this tunnel ends: the destination, the waypoint or the gateway.
     pub workload: WorkloadRef,
-    /// The dialled service, if it was one (`host` of the `forwarded` header, telemetry).
+    /// Service that the client dialed, if any; used for `host` of the `forwarded` header and for telemetry.
     pub service: Option<Arc<Service>>,
-    /// The waypoint at which the tunnel ends, if not at the destination: its name in the record.
+    /// Name of the waypoint at which the tunnel ends, as in the record; `None` if it ends at the destination.
     pub waypoint: Option<ArcStr>,
 }
 
 /// The inner tunnel of [`Route::DoubleHbone`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InnerTunnel {
-    /// `:authority` of the inner CONNECT.
+    /// `:authority` of the inner CONNECT request.
     pub authority: String,
-    /// The identities the inner tunnel's server may present.
+    /// Identities that the inner tunnel's server may present.
     pub expected: Identities,
 }
 
-/// Route with an unresolved hostname.
+/// Route to a workload whose host name must be resolved first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingRoute {
     /// The host name to resolve.
     pub hostname: ArcStr,
-    /// Whether to prefer IPv6 addresses (the dialed family); the other family is acceptable.
+    /// Whether to prefer IPv6 addresses, since the client dialed one; otherwise IPv4 is preferred. The other family
+    /// is acceptable.
     pub prefer_ipv6: bool,
     /// Route that is complete except for the address, which is unspecified.
     route: Box<Route>,
-    /// Whether the authority contains the address, too.
+    /// Whether the CONNECT request's authority is the address, too, and must be filled in.
     authority_is_addr: bool,
 }
 
 impl PendingRoute {
-    /// Returns the route with the resolved address.
+    /// Returns the route with the address to which the host name resolved.
     pub fn resolve(self, ip: IpAddr) -> Route {
         let Self {
             mut route,
@@ -117,14 +118,14 @@ impl PendingRoute {
         *route
     }
 
-    /// The workload whose name is to be resolved, for the on-demand DNS metric.
+    /// Returns the workload whose host name is to be resolved, for the on-demand DNS metric.
     pub fn workload(&self) -> Option<&WorkloadRef> {
         self.route.workload()
     }
 }
 
 impl Route {
-    /// The workload at the other end of the (outer) connection.
+    /// Returns the workload at the other end of the (outer) connection.
     pub fn workload(&self) -> Option<&WorkloadRef> {
         match self {
             Self::Passthrough { .. } => None,
@@ -134,7 +135,7 @@ impl Route {
         }
     }
 
-    /// Returns the service that was dialed.
+    /// Returns the service that the client dialed.
     pub fn service(&self) -> Option<&Arc<Service>> {
         match self {
             Self::Passthrough { service, .. } => service.as_ref(),
@@ -145,18 +146,18 @@ impl Route {
     }
 }
 
-/// Reason why an outbound connection has no route. Every cause fails closed.
+/// Reason why an outbound connection has no route. The connection then fails, whatever the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RouteError {
     /// The service has no usable endpoint.
     #[error("no healthy upstream: {service} port {port}")]
     NoHealthyUpstream {
-        /// The dialled service.
+        /// Service that the client dialed.
         service: NamespacedHostname,
-        /// The dialled port.
+        /// Port that the client dialed.
         port: u16,
     },
-    /// A waypoint is named, but it or an endpoint of it is not known.
+    /// A record names a waypoint that is not known, or has no known endpoint.
     #[error("unknown waypoint: {waypoint} of {of}")]
     UnknownWaypoint {
         /// Name of the waypoint (`network/ip` or `namespace/hostname`).
@@ -164,7 +165,7 @@ pub enum RouteError {
         /// Workload or service that names the waypoint.
         of: String,
     },
-    /// Waypoint without a pod.
+    /// The waypoint exists, but has no usable pod.
     #[error("no pod of the waypoint {waypoint} of {of} serves")]
     NoWaypointPod {
         /// Name of the waypoint (`network/ip` or `namespace/hostname`).
@@ -172,12 +173,12 @@ pub enum RouteError {
         /// Workload or service that names the waypoint.
         of: String,
     },
-    /// A gateway to another network is named but not known.
+    /// A record names a gateway to another network that is not known.
     #[error("unknown network gateway: {gateway} of {of}")]
     UnknownGateway {
-        /// Gateway as named.
+        /// Name of the gateway (`network/ip` or `namespace/hostname`).
         gateway: String,
-        /// Workload or service that names the waypoint.
+        /// Workload or service that is reached through the gateway.
         of: String,
     },
     /// The workload has neither address nor host name, or is on another network without a gateway.
@@ -186,37 +187,38 @@ pub enum RouteError {
         /// Uid of the workload.
         workload: ArcStr,
     },
-    /// The connection bypasses the waypoint of another implementation.
+    /// The destination must be reached through its waypoint, to which connections cannot be redirected.
     #[error(
         "{of} is reached through its waypoint {waypoint} alone, which cannot receive the original peer of this connection: refused"
     )]
     PassesBy {
-        /// The waypoint's address.
+        /// Address of the waypoint.
         waypoint: String,
-        /// The workload's uid.
+        /// Uid of the destination workload.
         of: ArcStr,
     },
     /// The control plane did not respond to the on-demand subscription for the destination.
     #[error("the control plane did not answer about {key} in time")]
     NotAnswered {
-        /// The requested name.
+        /// Name that was subscribed to.
         key: String,
     },
-    /// The service of a gateway's destination names no identities: none can be accepted.
+    /// The service has endpoints behind a network gateway but names no identities, so no server of the inner tunnel
+    /// could be accepted.
     #[error("no identities are known for {service} on the other network: refusing to tunnel")]
     NoIdentities {
-        /// The dialled service.
+        /// Service that the client dialed.
         service: NamespacedHostname,
     },
 }
 
 impl RouteError {
-    /// Returns the response flag.
+    /// Returns the response flag for metrics and the access log.
     pub fn reason(&self) -> Reason {
         Reason::Connect
     }
 
-    /// Whether the condition may end within seconds: the waypoint exists, and its pods are starting.
+    /// Whether the error may pass within seconds: the waypoint exists, and its pods are starting.
     pub fn is_passing(&self) -> bool {
         matches!(self, Self::NoWaypointPod { .. })
     }
@@ -235,9 +237,9 @@ impl RouteError {
 impl MeshTable {
     /// Routes a connection of the local workload `source` to `dst`.
     ///
-    /// The order is the contract's: the waypoint of the dialled service; else an endpoint of the
-    /// service, or the dialled workload; then that endpoint's waypoint; then the endpoint itself.
-    /// A waypoint or gateway that is named but cannot be found is an error, never bypassed.
+    /// The order is that of Istio's ztunnel: the waypoint of the dialed service; else an endpoint of the service, or
+    /// the dialed workload; then that endpoint's waypoint; then the endpoint itself. A waypoint or gateway that a
+    /// record names but that cannot be found is an error, never bypassed.
     pub fn outbound(
         &self,
         source: &Workload,
@@ -247,8 +249,8 @@ impl MeshTable {
         self.outbound_again(source, dst, &[], rng)
     }
 
-    /// [`Self::outbound`] after connecting to the workloads with the uids `failed` failed: chooses another one of the
-    /// waypoint, or of the service.
+    /// Routes like [`Self::outbound`], but to another pod of the waypoint, or endpoint of the service, than the
+    /// workloads with the uids `failed`, to which connections have failed.
     pub fn outbound_again(
         &self,
         source: &Workload,
@@ -311,7 +313,7 @@ impl MeshTable {
         self.to_waypoint(caller, target, named, of, Some(service), rng)
     }
 
-    /// Routes to a workload that was dialed by its own address.
+    /// Routes to a workload that the client dialed by its own address.
     fn to_workload(
         &self,
         caller: Caller<'_>,
@@ -353,7 +355,7 @@ impl MeshTable {
         Ok(tunnel_to_waypoint(&found, waypoint, dst, Some(service)))
     }
 
-    /// Returns the waypoint of the endpoint itself, unless the connection comes from it.
+    /// Returns the waypoint that an endpoint's own record names, unless the connection comes from that waypoint.
     fn waypoint_of<'a>(
         &self,
         caller: Caller<'_>,
@@ -363,7 +365,7 @@ impl MeshTable {
         attached.filter(|attached| !self.is_waypoint(caller.source, *attached))
     }
 
-    /// Routes to the waypoint of the workload `of`.
+    /// Routes to the waypoint of the workload or service `of`.
     pub(crate) fn to_waypoint(
         &self,
         caller: Caller<'_>,
@@ -380,7 +382,7 @@ impl MeshTable {
         Ok(tunnel_to_waypoint(&found, named.gateway, target, service))
     }
 
-    /// Returns the reason why a waypoint has no pod.
+    /// Returns the error for a waypoint without a usable pod.
     fn no_waypoint(&self, named: &GatewayAddress, of: String) -> RouteError {
         let waypoint = named.destination.to_string();
         match self.is_gateway_known(named) {
@@ -460,7 +462,7 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Placeholder for an unresolved address.
+/// Placeholder in a route for an address that is not resolved yet.
 const UNRESOLVED: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 fn gateway_network<'a>(gateway: &'a GatewayAddress, workload: &'a WorkloadRef) -> &'a ArcStr {
@@ -470,7 +472,8 @@ fn gateway_network<'a>(gateway: &'a GatewayAddress, workload: &'a WorkloadRef) -
     }
 }
 
-/// Returns a tunnel to a waypoint, which requests the dialed address, since the waypoint does the load balancing.
+/// Builds the route to a waypoint; its CONNECT request names the dialed address, since the waypoint does the load
+/// balancing.
 pub(crate) fn tunnel_to_waypoint(
     found: &GatewayWorkload<'_>,
     waypoint: &GatewayAddress,
@@ -488,7 +491,7 @@ pub(crate) fn tunnel_to_waypoint(
     resolved(route, found.ip, found.hostname(), dst, false)
 }
 
-/// Routes to the endpoint itself, by a tunnel if it supports them.
+/// Routes to the endpoint itself, by a tunnel if the endpoint supports HBONE.
 pub(crate) fn direct(
     workload: &WorkloadRef,
     dialled: IpAddr,

@@ -1,7 +1,7 @@
-//! Compact form of a workload: its own fields in a small record, the others shared.
+//! Compact form of a workload's record: its own fields in a small allocation, all others shared.
 //!
-//! Pods of one Deployment differ in little more than name, address and node, so everything else is one
-//! [`Template`] for all of them, and node with locality one [`Location`] for all pods of a node.
+//! Pods of one Deployment differ in little more than name, address and node, so everything else is one [`Template`]
+//! for all of them, and node with locality one [`Location`] for all pods of a node.
 
 use std::{net::IpAddr, slice, sync::Arc};
 
@@ -10,7 +10,7 @@ use ambit_model::{
     NetworkMode, Protocol, Workload, WorkloadKind, WorkloadStatus,
 };
 
-/// Workload of the table; cheap to clone. Later updates do not change it.
+/// Workload in the table; cheap to clone. Later updates of the table do not change it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkloadRef(Arc<Record>);
 
@@ -32,7 +32,7 @@ enum Ips {
     Many(Box<[IpAddr]>),
 }
 
-/// The fields that the workloads of one owner share.
+/// Fields that the workloads of one owner (such as a Deployment) share.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Template {
     pub(crate) namespace: ArcStr,
@@ -57,7 +57,7 @@ pub(crate) struct Template {
     pub(crate) native_tunnel: bool,
 }
 
-/// One service a workload is an endpoint of, with its own target ports (sorted by service port).
+/// Membership of a workload in a service, with the workload's own target ports (sorted by service port).
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ServiceMembership {
     pub(crate) service: NamespacedHostname,
@@ -65,7 +65,7 @@ pub(crate) struct ServiceMembership {
 }
 
 impl ServiceMembership {
-    /// The endpoint's own target port for a service port.
+    /// Returns the workload's own target port for a service port.
     pub(crate) fn target(&self, service_port: u16) -> Option<u16> {
         let index = self
             .ports
@@ -75,7 +75,7 @@ impl ServiceMembership {
     }
 }
 
-/// The location of workloads.
+/// Node and locality that the workloads of a node share.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Location {
     pub(crate) node: ArcStr,
@@ -112,7 +112,7 @@ impl WorkloadRef {
         &self.0.location
     }
 
-    /// Returns the xDS resource name.
+    /// Returns the workload's uid, which is its xDS resource name.
     pub fn uid(&self) -> &ArcStr {
         &self.0.uid
     }
@@ -135,12 +135,12 @@ impl WorkloadRef {
         &self.0.template.service_account
     }
 
-    /// Trust domain of its identity.
+    /// Trust domain of the workload's identity.
     pub fn trust_domain(&self) -> &ArcStr {
         &self.0.template.trust_domain
     }
 
-    /// Identity of the workload.
+    /// Returns the SPIFFE identity of the workload.
     pub fn identity(&self) -> Identity {
         let Template {
             trust_domain,
@@ -155,7 +155,7 @@ impl WorkloadRef {
         }
     }
 
-    /// Whether the workload has `identity`, without allocating.
+    /// Whether `identity` is the workload's, without allocating.
     pub fn has_identity(&self, identity: &Identity) -> bool {
         let template = &*self.0.template;
         template.service_account == identity.service_account
@@ -163,7 +163,7 @@ impl WorkloadRef {
             && template.trust_domain == identity.trust_domain
     }
 
-    /// Returns the canonical addresses of the workload.
+    /// Returns the addresses of the workload, in canonical form.
     pub fn ips(&self) -> &[IpAddr] {
         match &self.0.ips {
             Ips::One(ip) => slice::from_ref(ip),
@@ -171,7 +171,7 @@ impl WorkloadRef {
         }
     }
 
-    /// Network of the addresses.
+    /// Network that the workload's addresses belong to.
     pub fn network(&self) -> &ArcStr {
         &self.0.template.network
     }
@@ -211,12 +211,12 @@ impl WorkloadRef {
         &self.0.template.cluster_id
     }
 
-    /// Name of the owner.
+    /// Name of the workload's owner, such as a Deployment.
     pub fn workload_name(&self) -> &ArcStr {
         &self.0.template.workload_name
     }
 
-    /// Kind of the owner.
+    /// Kind of the workload's owner.
     pub fn workload_type(&self) -> WorkloadKind {
         self.0.template.workload_type
     }
@@ -231,12 +231,12 @@ impl WorkloadRef {
         &self.0.template.canonical_revision
     }
 
-    /// Returns the names of the selector policies that apply.
+    /// Returns the names of policies that select the workload, as its record lists them.
     pub fn authorization_policies(&self) -> &[ArcStr] {
         &self.0.template.authorization_policies
     }
 
-    /// Iterates over the services of the endpoint.
+    /// Iterates over the services of which the workload is an endpoint.
     pub fn services(&self) -> impl Iterator<Item = &NamespacedHostname> {
         self.0
             .template
@@ -245,7 +245,7 @@ impl WorkloadRef {
             .map(|membership| &membership.service)
     }
 
-    /// Returns the ports of services that forward to a port of the workload.
+    /// Iterates over the service ports that forward to a port of the workload.
     pub fn service_ports(&self, target: u16) -> impl Iterator<Item = (&NamespacedHostname, u16)> {
         let all = self.0.template.services.iter();
         all.flat_map(move |membership| {
@@ -260,7 +260,7 @@ impl WorkloadRef {
         self.uid().contains("//Pod/")
     }
 
-    /// Whether the workload has the same services and addresses as another version of it.
+    /// Whether another version of the workload's record has the same services and addresses.
     pub fn has_services_of(&self, workload: &Workload) -> bool {
         let Workload {
             services,
@@ -270,7 +270,7 @@ impl WorkloadRef {
         services == workload.services && workload_ips == workload.workload_ips
     }
 
-    /// Returns the workload's own port map for a service.
+    /// Returns the workload's membership in a service, with its own target ports.
     pub(crate) fn membership(&self, service: &NamespacedHostname) -> Option<&ServiceMembership> {
         self.0
             .template
@@ -279,7 +279,7 @@ impl WorkloadRef {
             .find(|membership| membership.service == *service)
     }
 
-    /// Whether the workload's own record names a waypoint.
+    /// Whether the workload's own record names `waypoint` as its waypoint.
     pub fn is_behind(&self, waypoint: &GatewayAddress) -> bool {
         let template = self.template();
         let attached = template.endpoint_waypoint.as_deref();
@@ -289,7 +289,7 @@ impl WorkloadRef {
             .any(|gateway| gateway.destination == waypoint.destination)
     }
 
-    /// Returns the complete workload record.
+    /// Converts the compact record to the model's workload.
     pub fn to_model(&self) -> Workload {
         let Record {
             uid,

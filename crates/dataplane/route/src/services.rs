@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 
 use crate::{WorkloadRef, workloads::Slot};
 
-/// Services that share a key: one for each namespace, in order of arrival.
+/// Services with the same key, such as a host name: one for each namespace, in order of arrival.
 type Names = SmallVec<[NamespacedHostname; 1]>;
 
 #[derive(Debug, Default)]
@@ -30,36 +30,36 @@ pub(crate) struct Services {
     entries: HashMap<NamespacedHostname, Entry>,
     by_vip: HashMap<NetworkAddress, Names>,
     by_cidr: HashMap<CidrVip, Names>,
-    /// Number of prefixes by family and length, so that lookups try only existing lengths.
+    /// Number of services' prefixes by family (is IPv6) and length, so that lookups try only existing lengths.
     cidr_lengths: BTreeMap<(bool, u8), usize>,
     by_hostname: HashMap<ArcStr, Names>,
     /// Number of services with a wildcard hostname.
     wildcards: usize,
     count: usize,
-    /// Counts changes of services and endpoints.
+    /// Counter of changes of services and endpoints, from which revisions are taken.
     changes: u64,
 }
 
-/// A service, perhaps not yet known, and its endpoints.
+/// Service, if it has been received, and its endpoints.
 #[derive(Debug, Default)]
 pub(crate) struct Entry {
     service: Option<Arc<Service>>,
     endpoints: Endpoints,
 }
 
-/// Endpoints of a service, sorted by slot.
+/// Endpoints of a service, sorted by their slot in the table of workloads.
 #[derive(Debug, Default)]
 pub(crate) struct Endpoints {
     pub(crate) ready: Vec<Slot>,
     pub(crate) unready: Vec<Slot>,
     /// Upper bound of the endpoints' capacities. It may be too high after removals, which only costs a few more draws.
     pub(crate) max_capacity: u32,
-    /// Revision, which changes with the endpoints or their service.
+    /// Value of the change counter at the last change of the endpoints or their service.
     pub(crate) revision: u64,
 }
 
 impl Endpoints {
-    /// Iterates over the endpoints that the health policy allows.
+    /// Iterates over the endpoints that a health policy allows.
     pub(crate) fn usable(&self, policy: HealthPolicy) -> impl Iterator<Item = Slot> {
         let unready = match policy {
             HealthPolicy::OnlyHealthy => [].as_slice(),
@@ -211,7 +211,8 @@ impl Services {
         Some((entry.service.as_ref()?, &entry.endpoints))
     }
 
-    /// Returns the service with a virtual address; without a client namespace, visibility is ignored.
+    /// Returns the service with a virtual address that is visible to the client's namespace; without a client
+    /// namespace, visibility is ignored.
     pub(crate) fn by_vip(
         &self,
         network: &str,
@@ -224,7 +225,8 @@ impl Services {
             .map(|(_, service, endpoints)| (service, endpoints))
     }
 
-    /// Returns the service with a prefix that contains an address; without a client namespace, visibility is ignored.
+    /// Returns the service whose prefix contains an address and that is visible to the client's namespace; without a
+    /// client namespace, visibility is ignored.
     pub(crate) fn by_prefix(
         &self,
         network: &str,
@@ -252,7 +254,7 @@ impl Services {
             })
     }
 
-    /// Returns the service with a hostname among `eligible` services.
+    /// Returns the service with a host name, among the services for which `eligible` is true.
     pub(crate) fn by_hostname(
         &self,
         hostname: &str,
@@ -275,7 +277,7 @@ impl Services {
             .map(|(_, service, _)| service)
     }
 
-    /// Iterates over the visible services with their rank; of equal ones the first has the greatest.
+    /// Iterates over the visible services with their precedence; among equal ones the first has the highest.
     fn visible<'a, 'c>(
         &'a self,
         names: &'a Names,
@@ -310,7 +312,7 @@ impl Services {
         self.wildcards > 0
     }
 
-    /// Whether every index is empty when it should be.
+    /// Whether no index has an entry without a service or endpoint.
     #[cfg(test)]
     pub(crate) fn is_clean(&self) -> bool {
         self.entries.is_empty()
@@ -336,7 +338,7 @@ fn add(names: &mut Names, name: &NamespacedHostname) {
     }
 }
 
-/// Removes `name` from an index; true when it was the last under its key.
+/// Removes `name` from the names under a key of an index; returns true when it was the last one.
 fn drop_name<K: Hash + Eq>(
     index: &mut HashMap<K, Names>,
     key: &K,
@@ -353,7 +355,7 @@ fn drop_name<K: Hash + Eq>(
     is_last
 }
 
-/// Borrowed form of [`NetworkAddress`] with an equal hash.
+/// Borrowed [`NetworkAddress`] with the same hash, for lookups without allocating.
 #[derive(Hash)]
 struct AddressKey<'a> {
     network: &'a str,
@@ -366,7 +368,7 @@ impl hashbrown::Equivalent<NetworkAddress> for AddressKey<'_> {
     }
 }
 
-/// Borrowed form of [`CidrVip`] with an equal hash.
+/// Borrowed [`CidrVip`] with the same hash, for lookups without allocating.
 struct CidrKey<'a> {
     network: &'a str,
     cidr: IpNet,

@@ -1,4 +1,4 @@
-//! Table of workloads and services, which it keeps consistent, and its configuration.
+//! Table of workloads and services, whose indices agree with each other, and its configuration.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -12,16 +12,16 @@ use crate::{
     workloads::Workloads,
 };
 
-/// The node proxy's own location and preferences.
+/// Location and preferences of the proxy that uses the table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableConfig {
-    /// Local node, whose workloads are local; if empty, all workloads are.
+    /// Node of the proxy, whose workloads are local; if empty, all workloads are.
     pub node: ArcStr,
-    /// Namespace whose service is used among services that share an address or name, if nothing else decides.
+    /// Namespace whose service is preferred among services that share an address or name, if nothing else decides.
     pub preferred_service_namespace: Option<ArcStr>,
 }
 
-/// Effect of inserting or removing a workload.
+/// Record of a workload before and after an update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkloadChange {
     /// Workload before the change.
@@ -31,24 +31,24 @@ pub struct WorkloadChange {
 }
 
 impl WorkloadChange {
-    /// Whether the change has any effect.
+    /// Whether the record before the update differs from the one after it.
     pub fn is_change(&self) -> bool {
         self.before != self.after
     }
 }
 
-/// The size of the table.
+/// Numbers of records in the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableSize {
     /// Number of workloads.
     pub workloads: usize,
     /// Number of services.
     pub services: usize,
-    /// Distinct sets of shared workload fields.
+    /// Number of distinct sets of fields that workloads share.
     pub templates: usize,
 }
 
-/// Workloads and services with the indices of the data path.
+/// Workloads and services with the indices that the data path looks them up by.
 #[derive(Debug, Default)]
 pub struct MeshTable {
     pub(crate) config: TableConfig,
@@ -73,7 +73,7 @@ impl MeshTable {
         &self.config
     }
 
-    /// Inserts a workload, replacing the one with its uid.
+    /// Inserts a workload, or replaces the workload with its uid.
     pub fn insert_workload(&mut self, workload: &Workload) -> WorkloadChange {
         let record = self.share(workload);
         let (slot, before) = self.workloads.insert(record.clone(), &self.config.node);
@@ -93,7 +93,7 @@ impl MeshTable {
         }
     }
 
-    /// Removes a workload.
+    /// Removes the workload with a uid.
     pub fn remove_workload(&mut self, uid: &str) -> WorkloadChange {
         let Some((slot, before)) = self.workloads.remove(uid) else {
             return WorkloadChange {
@@ -108,8 +108,7 @@ impl MeshTable {
         }
     }
 
-    /// Inserts a service, replacing the one with its name. Its endpoints stay, also those that arrived
-    /// before it.
+    /// Inserts a service, or replaces the service of its name. Its endpoints stay, also those that arrived before it.
     pub fn insert_service(&mut self, mut service: Service) {
         service.namespace = self.strings.share(&service.namespace);
         service.hostname = self.strings.share(&service.hostname);
@@ -121,12 +120,12 @@ impl MeshTable {
         self.services.insert(Arc::new(service));
     }
 
-    /// Removes a service; its workloads stay, and become its endpoints again if it returns.
+    /// Removes a service. Its workloads stay, and become its endpoints again if it is inserted again.
     pub fn remove_service(&mut self, name: &NamespacedHostname) -> bool {
         self.services.remove(name)
     }
 
-    /// Removes the workload with this uid, or else the service of this name.
+    /// Removes the workload with the uid `name`, or else the service of this name.
     pub fn remove_address(&mut self, name: &str) -> WorkloadChange {
         let change = self.remove_workload(name);
         if change.before.is_none()
@@ -202,7 +201,7 @@ impl MeshTable {
         self.workloads.by_uid(uid)
     }
 
-    /// Returns the workload at an address (node addresses belong to no workload).
+    /// Returns the workload at an address (addresses of nodes belong to no workload).
     pub fn workload_by_ip(&self, network: &str, ip: IpAddr) -> Option<&WorkloadRef> {
         self.workloads.by_ip(network, ip.to_canonical())
     }
@@ -222,7 +221,7 @@ impl MeshTable {
             .is_some()
     }
 
-    /// Whether a workload is on our node.
+    /// Whether a workload runs on the proxy's node.
     pub fn is_local(&self, workload: &WorkloadRef) -> bool {
         self.config.node.is_empty() || *workload.node() == self.config.node
     }
@@ -260,7 +259,7 @@ impl MeshTable {
             .map(|(service, _)| service)
     }
 
-    /// [`Self::service_by_vip`] with the service's endpoints.
+    /// Returns the service like [`Self::service_by_vip`], with its endpoints.
     pub(crate) fn service_at(
         &self,
         network: &str,
@@ -275,7 +274,7 @@ impl MeshTable {
         })
     }
 
-    /// Returns the service of a host name for a client of `client_namespace`.
+    /// Returns the service with a host name for a client of `client_namespace`.
     pub fn service_by_hostname(
         &self,
         hostname: &str,
@@ -284,7 +283,7 @@ impl MeshTable {
         self.service_by_hostname_where(hostname, client_namespace, |_| true)
     }
 
-    /// [`Self::service_by_hostname`] among the services that are `eligible`.
+    /// Returns the service like [`Self::service_by_hostname`], among services for which `eligible` is true.
     pub fn service_by_hostname_where(
         &self,
         hostname: &str,
@@ -296,7 +295,7 @@ impl MeshTable {
             .by_hostname(hostname, client_namespace, preferred, eligible)
     }
 
-    /// Returns the endpoints at an address: the workload that owns it, and WorkloadEntries that list it.
+    /// Returns the endpoints at an address: the workload that owns the address, and WorkloadEntries that list it.
     pub fn endpoints_at<'a>(
         &'a self,
         network: &'a str,
@@ -310,8 +309,8 @@ impl MeshTable {
         self.services.has_wildcards()
     }
 
-    /// Whether a service or workload at an address is known (on-demand mode requests the others). A prefix does not
-    /// count for the addresses in it.
+    /// Whether the table has a service or workload at an address (on-demand mode requests the others). A service's
+    /// prefix does not count for the addresses in it.
     pub fn knows_address(&self, address: &NetworkAddress) -> bool {
         self.services
             .by_vip(&address.network, address.address, None)
@@ -322,7 +321,7 @@ impl MeshTable {
                 .is_some()
     }
 
-    /// The size of the table.
+    /// Returns the numbers of records in the table.
     pub fn size(&self) -> TableSize {
         TableSize {
             workloads: self.workloads.len(),

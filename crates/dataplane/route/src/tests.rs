@@ -1,4 +1,4 @@
-//! Builders that the tests of each direction share.
+//! Builders of records that the routing tests share.
 
 mod endpoint_waypoint;
 mod inbound;
@@ -28,7 +28,7 @@ fn host(namespace: &str, name: &str) -> NamespacedHostname {
     NamespacedHostname::new(namespace, format!("{name}.{namespace}.svc.cluster.local"))
 }
 
-/// A pod of namespace `ns` on node `local`.
+/// Builds a pod of namespace `ns` on node `local`.
 fn pod(name: &str, ips: &[&str]) -> Workload {
     Workload {
         uid: format!("Kubernetes//Pod/ns/{name}").into(),
@@ -57,7 +57,7 @@ fn unhealthy(workload: Workload) -> Workload {
     }
 }
 
-/// A service of namespace `ns`.
+/// Builds a service of namespace `ns`.
 fn service(name: &str, vips: &[&str], ports: &[(u16, u16)]) -> Service {
     service_in("ns", name, vips, ports)
 }
@@ -115,7 +115,7 @@ fn attached(waypoint: &str, identities: &[Identity], enforce: bool) -> EndpointW
     }
 }
 
-/// Returns a pod of the waypoint's service.
+/// Builds a pod of the waypoint's service.
 fn waypoint_pod(name: &str, ip: &str) -> Workload {
     in_service(
         Workload {
@@ -149,7 +149,7 @@ fn table(workloads: Vec<Workload>, services: Vec<Service>) -> MeshTable {
     table
 }
 
-/// The client of the tests of outbound connections.
+/// Builds the workload that opens connections in the tests of outbound routes.
 fn client() -> Workload {
     pod("client", &["10.0.0.1", "fd00::1"])
 }

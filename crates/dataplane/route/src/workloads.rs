@@ -1,4 +1,4 @@
-//! Workloads by uid, by address and by local identity.
+//! Index of workloads by uid, by address and by local identity.
 //!
 //! Records live in numbered slots; the indices hold slot numbers only and hash through the records.
 
@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::WorkloadRef;
 
-/// Position of a record, stable while its uid exists.
+/// Slot number of a workload's record, stable while the table has a workload of its uid.
 pub(crate) type Slot = u32;
 
 #[derive(Debug, Default)]
@@ -19,14 +19,15 @@ pub(crate) struct Workloads {
     free: Vec<Slot>,
     by_uid: HashTable<Slot>,
     by_ip: HashTable<IpEntry>,
-    /// Endpoints with addresses that are not their own: mostly those of pods, or of servers outside of the mesh.
+    /// Workloads that list an address without owning it, by address: WorkloadEntries for pods, or for servers outside
+    /// of the mesh.
     elsewhere: HashMap<IpAddr, SmallVec<[Slot; 2]>>,
     by_hostname: HashMap<NamespacedHostname, SmallVec<[Slot; 2]>>,
     local: HashMap<(ArcStr, ArcStr), Vec<Slot>>,
     hasher: DefaultHashBuilder,
 }
 
-/// The `nth` address of the record in `slot`.
+/// Key of the address index: the `nth` address of the record in `slot`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct IpEntry {
     slot: Slot,
@@ -34,8 +35,8 @@ struct IpEntry {
 }
 
 impl Workloads {
-    /// Inserts a record; returns its slot and the earlier record of the same uid. A record equal to the
-    /// earlier one changes nothing.
+    /// Inserts a record; returns its slot and the record that it replaces. A record equal to the previous one changes
+    /// nothing.
     pub(crate) fn insert(
         &mut self,
         record: WorkloadRef,
@@ -110,7 +111,7 @@ impl Workloads {
         }
     }
 
-    /// Removes a record.
+    /// Removes the record with a uid, and returns it with its slot.
     pub(crate) fn remove(&mut self, uid: &str) -> Option<(Slot, WorkloadRef)> {
         let hash = self.hasher.hash_one(uid);
         let slots = &self.slots;
@@ -131,7 +132,7 @@ impl Workloads {
         Some((slot, record))
     }
 
-    /// Removes a record from every index except that of uids; it is still in its slot.
+    /// Removes a record from every index except that of uids, while it is still in its slot.
     fn unindex(&mut self, slot: Slot, record: &WorkloadRef) {
         if record.network_mode() != NetworkMode::HostNetwork {
             for (nth, ip) in record.ips().iter().enumerate() {
@@ -169,7 +170,7 @@ impl Workloads {
         }
     }
 
-    /// Releases memory once most of the slots at the end are unused.
+    /// Frees all memory once the last workload is removed.
     fn shrink(&mut self) {
         if self.by_uid.is_empty() {
             *self = Self {
@@ -196,8 +197,8 @@ impl Workloads {
         self.get(self.slot_of(uid)?)
     }
 
-    /// Returns the workload at an address. Of several, pods precede entries, then workloads that support tunnels, then
-    /// the latest.
+    /// Returns the workload at an address. Pods take precedence over WorkloadEntries, then workloads that support
+    /// HBONE, then the latest.
     pub(crate) fn by_ip(&self, network: &str, ip: IpAddr) -> Option<&WorkloadRef> {
         let hash = self.hasher.hash_one((network, &ip));
         self.by_ip
@@ -216,7 +217,7 @@ impl Workloads {
             .map(|(record, _)| record)
     }
 
-    /// Returns the endpoints at an address, whether they own it or not.
+    /// Returns all workloads that have an address in their records, whether they own it or not.
     pub(crate) fn all_at<'a>(
         &'a self,
         network: &'a str,
@@ -229,7 +230,7 @@ impl Workloads {
         records.filter(move |record| record.network() == network && record.ips().contains(&ip))
     }
 
-    /// Returns the workload with a host name instead of addresses.
+    /// Returns the workload that has this host name instead of addresses.
     pub(crate) fn by_hostname(&self, name: &NamespacedHostname) -> Option<&WorkloadRef> {
         self.by_hostname
             .get(name)?
@@ -265,7 +266,7 @@ impl Workloads {
     }
 }
 
-/// The borrowed form of the key of `local`.
+/// Borrowed key of the `local` index: namespace and service account.
 #[derive(Hash)]
 struct Account<'a>(&'a str, &'a str);
 

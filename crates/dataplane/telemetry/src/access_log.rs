@@ -1,21 +1,21 @@
-//! The access log: one line a connection, under the scope `access`.
+//! Access log of connections: one line each, with the log target `access`.
 
 use std::{net::SocketAddr, time::Duration};
 
 use ambit_model::{ArcStr, Identity};
 use tracing::Level;
 
-/// The direction of a connection, seen from the proxy that logs.
+/// Direction of a connection, seen from the proxy that logs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// Towards our workload.
+    /// Connection to a local workload.
     Inbound,
     /// Connection from a local workload.
     Outbound,
 }
 
 impl Direction {
-    /// The field's value.
+    /// Returns the value of the log field `direction`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Inbound => "inbound",
@@ -24,39 +24,39 @@ impl Direction {
     }
 }
 
-/// The fields of a connection's line; unknown ones are left out.
+/// Fields of a connection's access-log line; unknown ones are omitted.
 #[derive(Clone, Debug)]
 pub struct AccessLog {
-    /// The client's address.
+    /// Address of the client.
     pub src: SocketAddr,
     /// Name of the source workload's pod.
     pub src_workload: Option<ArcStr>,
-    /// Namespace of the source.
+    /// Namespace of the source workload.
     pub src_namespace: Option<ArcStr>,
-    /// Source identity, verified by mTLS.
+    /// Source identity, if mTLS verified it.
     pub src_identity: Option<Identity>,
-    /// Cluster of the source.
+    /// Cluster of the source workload.
     pub src_cluster: Option<ArcStr>,
-    /// The address connected to; inbound, the pod's tunnel port.
+    /// Address that the connection was made to; for inbound tunnels, the pod's HBONE port.
     pub dst: SocketAddr,
-    /// The address inside the tunnel (or host and port).
+    /// Destination inside the tunnel: address or host name, and port.
     pub dst_hbone: Option<ArcStr>,
-    /// Host name of the service.
+    /// Host name of the destination service.
     pub dst_service: Option<ArcStr>,
-    /// The server's workload's (pod's) name.
+    /// Name of the destination workload's pod.
     pub dst_workload: Option<ArcStr>,
-    /// Namespace of the destination.
+    /// Namespace of the destination workload.
     pub dst_namespace: Option<ArcStr>,
-    /// Destination identity, verified by mTLS.
+    /// Destination identity, if mTLS verified it.
     pub dst_identity: Option<Identity>,
-    /// Cluster of the destination.
+    /// Cluster of the destination workload.
     pub dst_cluster: Option<ArcStr>,
-    /// Direction, which implies the reporter.
+    /// Direction of the connection, which implies the reporter.
     pub direction: Direction,
 }
 
 impl AccessLog {
-    /// Creates a record with only the addresses.
+    /// Creates a line that has only the addresses.
     pub fn new(direction: Direction, src: SocketAddr, dst: SocketAddr) -> Self {
         Self {
             src,
@@ -75,7 +75,7 @@ impl AccessLog {
         }
     }
 
-    /// Logs the establishment of the connection (debug).
+    /// Logs at level debug that the connection is established.
     pub fn opened(&self) {
         if tracing::enabled!(target: "access", Level::DEBUG) {
             tracing::event!(
@@ -99,10 +99,10 @@ impl AccessLog {
         }
     }
 
-    /// Logs the end of a connection: at info, or at error with the failure.
+    /// Logs the end of a connection: at level info, or at level error if it failed.
     ///
-    /// Bytes are counted from our workload's side: what the reporter's side sent to its peer, and
-    /// received. Outbound, sent is client to server; inbound, sent is server to client.
+    /// Bytes are counted from the local workload's side: sent to the peer, and received from it. Outbound, sent is
+    /// client to server; inbound, sent is server to client.
     pub fn complete(&self, sent: u64, received: u64, duration: Duration, error: Option<&str>) {
         match error {
             None if tracing::enabled!(target: "access", Level::INFO) => {
@@ -159,7 +159,7 @@ impl AccessLog {
     }
 }
 
-/// Logs a connection that was denied before its workloads were known (warn).
+/// Logs at level warn a connection that was denied before its workloads were known.
 pub fn log_denied(src: SocketAddr, dst: SocketAddr, direction: Direction, error: &str) {
     tracing::event!(
         target: "access",

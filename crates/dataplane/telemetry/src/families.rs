@@ -1,4 +1,4 @@
-//! All metric families of a node proxy, registered in one place.
+//! All metric families of a node proxy, which are registered here.
 
 use std::sync::Arc;
 
@@ -20,29 +20,29 @@ use crate::{
     traffic::TrafficCollector,
 };
 
-/// Why an xDS stream ended.
+/// Reason why an xDS stream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum XdsTermination {
-    /// Connection that could not be opened.
+    /// The connection could not be opened.
     ConnectionError,
-    /// A gRPC error.
+    /// The stream ended with a gRPC error.
     Error,
-    /// The server requested a new connection.
+    /// The server asked the client to reconnect.
     Reconnect,
-    /// Clean end by the server.
+    /// The server ended the stream without an error.
     Complete,
 }
 
-/// Why a pod's plaintext pre-capture connection is closed.
+/// Reason why a plaintext connection from before the pod's capture is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum EarlierCause {
-    /// Value of the setting `AMBIT_CLOSE_CLEAR_CONNECTIONS`.
+    /// The setting `AMBIT_CLOSE_CLEAR_CONNECTIONS` requires it.
     Setting,
-    /// Denied by a changed policy.
+    /// A changed policy denies the connection.
     Policy,
 }
 
-/// Outcome of closing an earlier connection.
+/// Outcome of closing a connection from before the pod's capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 enum EarlierResult {
     Closed,
@@ -75,20 +75,20 @@ struct UrlLabels {
     url: String,
 }
 
-/// Labels of the DNS families.
+/// Labels of the DNS metric families.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct DnsLabels {
-    /// Query type, for instance `A`.
+    /// Record type of the query, for instance `A`.
     pub request_query_type: ArcString,
     /// `udp` or `tcp`.
     pub request_protocol: ArcString,
-    /// The client workload's canonical service.
+    /// Canonical service of the client workload.
     pub source_canonical_service: ArcString,
-    /// Canonical revision of the source.
+    /// Canonical revision of the client workload.
     pub source_canonical_revision: ArcString,
 }
 
-/// A shared text as a label's value.
+/// Shared string as a label value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ArcString(pub ArcStr);
 
@@ -110,7 +110,7 @@ impl MetricConstructor<Histogram> for DnsBuckets {
     }
 }
 
-/// Metrics of a node proxy, created once and shared.
+/// Metric families of a node proxy, created once and shared.
 #[derive(Debug, Default)]
 pub struct Metrics {
     traffic: Arc<Traffic>,
@@ -132,13 +132,13 @@ pub struct Metrics {
     dns_upstream_requests: Family<DnsLabels, Counter>,
     dns_upstream_failures: Family<DnsLabels, Counter>,
     dns_upstream_seconds: DnsSeconds,
-    /// Number of active proxies.
+    /// Number of active proxy instances, one for each captured pod.
     pub active_proxies: Gauge,
-    /// Proxies being started.
+    /// Number of proxy instances that are being started.
     pub pending_proxies: Gauge,
-    /// Proxies started so far.
+    /// Number of proxy instances started so far.
     pub proxies_started: Counter,
-    /// Proxies stopped so far.
+    /// Number of proxy instances stopped so far.
     pub proxies_stopped: Counter,
 }
 
@@ -152,7 +152,7 @@ impl Default for DnsSeconds {
 }
 
 impl Metrics {
-    /// Registers all families.
+    /// Creates and registers all families.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         metrics.register_traffic(registry);
@@ -164,7 +164,7 @@ impl Metrics {
         metrics
     }
 
-    /// Writes counters of failures from the start: Prometheus sees no increase in a series that begins with 1.
+    /// Initializes counters of failures to 0: Prometheus sees no increase in a series that begins with 1.
     fn begin_at_zero(&self) {
         for reason in [
             XdsTermination::ConnectionError,
@@ -178,12 +178,12 @@ impl Metrics {
         }
     }
 
-    /// Readers of flow events.
+    /// Returns the hub of flow events and their readers.
     pub fn flows(&self) -> &Arc<Flows> {
         &self.flows
     }
 
-    /// Hides identities from now on: their labels are "unknown".
+    /// Reports every principal label as "unknown" from now on.
     pub fn hide_principals(&self) {
         self.principals.hide();
         self.traffic.hide_principals();
@@ -303,7 +303,7 @@ impl Metrics {
         );
     }
 
-    /// Connections and bytes.
+    /// Returns the metrics of connections and bytes.
     pub fn traffic(&self) -> &Arc<Traffic> {
         &self.traffic
     }
@@ -315,7 +315,7 @@ impl Metrics {
         SocketGuard(gauge)
     }
 
-    /// Counts a host name that was resolved for a connection.
+    /// Counts a host name that was resolved for a connection on demand.
     pub fn on_demand_dns(&self, source: &Arc<Party>, hostname: &ArcStr) {
         let labels = OnDemandDnsLabels {
             source: if self.principals.are_hidden() {
@@ -333,19 +333,19 @@ impl Metrics {
         self.crl_rejections.get_or_create(&reporter).inc();
     }
 
-    /// Counts a connection that could not be tracked for revocation.
+    /// Counts a connection that could not be tracked for later revocation checks.
     pub fn crl_untracked(&self, reporter: Reporter) {
         self.crl_untracked.get_or_create(&reporter).inc();
     }
 
-    /// Counts a connection to a pod that was refused by a limit on concurrent set-ups.
+    /// Counts a connection to a pod that a limit of connections in setup refused.
     pub fn setup_refused(&self, limit: &'static str) {
         self.setups_refused
             .get_or_create(&LimitLabels { limit })
             .inc();
     }
 
-    /// Counts a pod's plaintext pre-capture connection that was closed, or could not be.
+    /// Counts a plaintext connection from before the pod's capture that was closed, or could not be.
     pub fn earlier_connection(&self, cause: EarlierCause, closed: bool) {
         let result = if closed {
             EarlierResult::Closed
@@ -356,14 +356,14 @@ impl Metrics {
         self.earlier_connections.get_or_create(&labels).inc();
     }
 
-    /// Counts the end of an xDS stream.
+    /// Counts the end of an xDS stream, or a failed attempt to open one.
     pub fn xds_terminated(&self, reason: XdsTermination) {
         self.xds_terminations
             .get_or_create(&TerminationLabels { reason })
             .inc();
     }
 
-    /// Counts a received xDS message of a type.
+    /// Counts a received xDS message of a resource type, and its bytes.
     pub fn xds_message(&self, type_url: &str, bytes: u64) {
         let labels = UrlLabels {
             url: type_url.to_owned(),
@@ -380,7 +380,7 @@ impl Metrics {
         self.dry_run_denied.get_or_create(&labels).inc();
     }
 
-    /// Removes the series of a deleted policy.
+    /// Removes the series that name a deleted policy.
     pub fn policy_removed(&self, policy: &PolicyKey) {
         let policy = policy.to_string();
         self.dry_run_denied.remove(&PolicyLabels { policy });
@@ -391,7 +391,7 @@ impl Metrics {
         self.forwarded_to_waypoint.inc();
     }
 
-    /// Counts unknown fields in a record of a type.
+    /// Counts unknown fields in a record of a resource type.
     pub fn unknown_fields(&self, type_url: &str, count: u64) {
         let labels = UrlLabels {
             url: type_url.to_owned(),
@@ -399,12 +399,12 @@ impl Metrics {
         self.unknown_fields.get_or_create(&labels).inc_by(count);
     }
 
-    /// Counts a DNS request.
+    /// Counts a DNS query.
     pub fn dns_request(&self, labels: &DnsLabels) {
         self.dns_requests.get_or_create(labels).inc();
     }
 
-    /// Counts a forwarded DNS request, answered after `seconds`, or not at all.
+    /// Counts a forwarded DNS query, answered after `seconds`; `None` if it was not answered.
     pub fn dns_forwarded(&self, labels: &DnsLabels, seconds: Option<f64>) {
         self.dns_upstream_requests.get_or_create(labels).inc();
         // Zero is written too: Prometheus sees no increase in a series that begins with 1.

@@ -1,4 +1,4 @@
-//! Flow events for current readers. Without a reader no event is created or buffered.
+//! Flow events for their current readers. Without a reader no event is created or buffered.
 
 mod queue;
 
@@ -22,35 +22,35 @@ use queue::{Queue, QueueOutcome};
 
 /// Maximum concurrent readers of one kind.
 const MAX_READERS: usize = 8;
-/// Maximum events of one write.
+/// Maximum events in one chunk for a reader.
 const MAX_BATCH_EVENTS: usize = 256;
 
-/// Proxy that reports the events.
+/// Proxy that reports the flow events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// Name of the proxy's pod.
     pub pod: String,
-    /// Namespace of the pod.
+    /// Namespace of the proxy's pod.
     pub namespace: String,
-    /// Node of the pod.
+    /// Node of the proxy's pod.
     pub node: String,
     /// Whether the proxy is a waypoint.
     pub is_waypoint: bool,
 }
 
-/// Path by which a reader reaches the proxy. Each kind has its own limit of readers.
+/// How a reader of flow events is connected. Each kind has its own limit of readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReaderKind {
-    /// Reader over the admin port.
+    /// Reader on the admin port.
     Admin,
-    /// Reader authorized by the control plane.
+    /// Reader whose access the control plane authorized, connected through it.
     ControlPlane,
 }
 
-/// The readers of a proxy's flow events.
+/// Hub that distributes a proxy's flow events to their readers.
 #[derive(Debug, Default)]
 pub struct Flows {
-    /// Number of readers, for the data path.
+    /// Number of readers, which the data path checks first.
     reader_count: AtomicUsize,
     readers: Mutex<Vec<Arc<Reader>>>,
     connections: AtomicU64,
@@ -69,17 +69,17 @@ struct Reader {
 }
 
 impl Flows {
-    /// Sets the proxy's name in its events; only the first call has an effect.
+    /// Sets the proxy that the events name as reporter; only the first call has an effect.
     pub fn set_origin(&self, origin: Origin) {
         self.origin.get_or_init(|| origin);
     }
 
-    /// The proxy's name.
+    /// Returns the proxy that the events name as reporter.
     pub fn origin(&self) -> &Origin {
         self.origin.get_or_init(Origin::default)
     }
 
-    /// Registers the metrics of readers.
+    /// Registers the metrics of flow event readers.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "ambit_flow_readers",
@@ -93,7 +93,7 @@ impl Flows {
         );
     }
 
-    /// Whether there is a reader. Cheap: without readers the data path does nothing else.
+    /// Whether there is a reader of flow events. Without one, this check is all that the data path does.
     pub fn has_readers(&self) -> bool {
         self.reader_count.load(Relaxed) > 0
     }
@@ -129,7 +129,7 @@ impl Flows {
         self.reading.set(i64::try_from(readers).unwrap_or(i64::MAX));
     }
 
-    /// Starts reading events that match `filter`; `None` at the limit of readers of the kind.
+    /// Registers a reader of events that match `filter`; `None` if there are too many readers of the kind.
     pub fn read(self: &Arc<Self>, kind: ReaderKind, filter: Filter) -> Option<FlowReader> {
         let mut readers = self.readers.lock();
         let alike = readers.iter().filter(|reader| reader.kind == kind).count();
@@ -152,7 +152,7 @@ impl Flows {
     }
 }
 
-/// Event stream of one reader; dropping it unregisters the reader.
+/// Flow events for one reader; dropping it unregisters the reader.
 #[derive(Debug)]
 pub struct FlowReader {
     flows: Arc<Flows>,

@@ -1,8 +1,8 @@
 //! Telemetry of a waypoint's requests: Istio's request metrics ([`HttpMetrics`]) and its access log
 //! ([`HttpRequestReport`]).
 //!
-//! No label's value comes from a request: parties and services are records of the mesh, codes and flags are
-//! few. No text of a request is written as it came: see [`AccessLogFormat`].
+//! No label's value comes from a request: workloads and services are records of the mesh, codes and flags are few. No
+//! text of a request is logged without escaping: see [`AccessLogFormat`].
 
 mod destinations;
 mod flags;

@@ -1,4 +1,4 @@
-//! The label set of traffic metrics. Names and order are a contract with Istio's dashboards.
+//! Label set of Istio's traffic metrics. Names and order are fixed, since Istio's dashboards use them.
 
 use std::{
     fmt,
@@ -11,19 +11,19 @@ use std::{
 use ambit_model::{ArcStr, Identity, Reason, Service, Workload};
 use prometheus_client::encoding::{EncodeLabel, EncodeLabelSet, LabelSetEncoder};
 
-/// The side of a connection that reports it.
+/// Proxy that reports a connection (label `reporter`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reporter {
-    /// The client's proxy reports.
+    /// Proxy of the client.
     Source,
-    /// The server's proxy reports.
+    /// Proxy of the server.
     Destination,
     /// Waypoint between source and destination.
     Waypoint,
 }
 
 impl Reporter {
-    /// The label's value.
+    /// Returns the value of the label `reporter`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Source => "source",
@@ -39,7 +39,7 @@ impl EncodeLabelSet for Reporter {
     }
 }
 
-/// Protection of the connection on the wire.
+/// Protection of the connection on the wire (label `connection_security_policy`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SecurityPolicy {
     /// Mutual TLS between proxies.
@@ -58,7 +58,8 @@ impl SecurityPolicy {
     }
 }
 
-/// A workload's labels. Empty parts are unknown. Make one per workload and share it.
+/// Labels of a workload as source or destination. Empty ones are written as unknown. Created once per workload and
+/// shared.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the fields are those of `Workload`")]
 pub struct Party {
@@ -69,12 +70,12 @@ pub struct Party {
     pub cluster: ArcStr,
     pub region: ArcStr,
     pub zone: ArcStr,
-    /// Identity of the peer: of a source only if mTLS verified it, of a destination always.
+    /// Principal of the workload; of a source only if mTLS verified it, of a destination always.
     pub principal: Option<Identity>,
 }
 
 impl Party {
-    /// Creates the labels of a workload with the identity to report.
+    /// Creates the labels of a workload with the principal to report.
     pub fn new(workload: &Workload, principal: Option<Identity>) -> Self {
         Self {
             workload: workload.workload_name.clone(),
@@ -88,7 +89,7 @@ impl Party {
         }
     }
 
-    /// Creates the labels of a workload as a destination.
+    /// Creates the labels of a workload as destination, with its own identity as principal.
     pub fn destination(workload: &Workload) -> Self {
         Self::new(workload, Some(workload.identity()))
     }
@@ -101,8 +102,7 @@ impl Party {
     }
 }
 
-/// Whether metrics name the identities of both ends of a connection, as they do until
-/// [`Self::hide`] is called.
+/// Whether metrics name the principals of source and destination; they do until [`Self::hide`] is called.
 #[derive(Debug, Default)]
 pub(crate) struct Principals {
     hidden: AtomicBool,
@@ -119,14 +119,14 @@ impl Principals {
     }
 }
 
-/// The service a connection was for.
+/// Destination service of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ServiceName {
     /// Host name of the service.
     pub hostname: ArcStr,
     /// Namespace of the service.
     pub namespace: ArcStr,
-    /// Name of the object.
+    /// Name of the service's Kubernetes object.
     pub name: ArcStr,
 }
 
@@ -140,18 +140,18 @@ impl From<&Service> for ServiceName {
     }
 }
 
-/// The labels that all connections between two workloads share.
+/// Labels of all connections between the same workloads and service.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TrafficLabels {
-    /// The side that reports.
+    /// Proxy that reports the connections.
     pub reporter: Reporter,
-    /// Client; `None` if it is not a workload.
+    /// Source workload; `None` if the client is not a workload.
     pub source: Option<Arc<Party>>,
-    /// Server; `None` if it is not a workload.
+    /// Destination workload; `None` if the server is not a workload.
     pub destination: Option<Arc<Party>>,
-    /// The service that was addressed, or that the server's port belongs to.
+    /// Service that the client addressed, or to which the server's port belongs.
     pub service: Option<ServiceName>,
-    /// Protection of the connection on the wire.
+    /// Protection of the connections on the wire.
     pub security: SecurityPolicy,
 }
 
@@ -172,7 +172,7 @@ fn known(text: &str) -> &str {
     if text.is_empty() { UNKNOWN } else { text }
 }
 
-/// Writes one label after the other.
+/// Encodes labels one after the other for a scrape.
 pub(crate) struct Labels<'a, 'b>(pub(crate) &'a mut LabelSetEncoder<'b>);
 
 /// Encoder of metric labels.
@@ -193,7 +193,7 @@ impl Put for Vec<(String, String)> {
     }
 }
 
-/// Encodes the labels of a source, which two families share.
+/// Encodes the labels of the source, which the families of traffic and of on-demand DNS share.
 fn encode_source(labels: &mut impl Put, source: Option<&Party>) -> fmt::Result {
     let part = |of: fn(&Party) -> &ArcStr| source.map_or(UNKNOWN, |party| of(party).as_str());
     labels.put("source_workload", part(|p| &p.workload))?;
@@ -213,7 +213,7 @@ fn principal(party: Option<&Party>) -> String {
         .unwrap_or_default()
 }
 
-/// Encodes reporter, both ends and the service: the labels that TCP and HTTP share.
+/// Encodes reporter, source, destination and service: the labels that TCP and HTTP families share.
 pub(crate) fn encode_parties(labels: &mut impl Put, traffic: &TrafficLabels) -> fmt::Result {
     let (source, destination) = (traffic.source.as_deref(), traffic.destination.as_deref());
     labels.put("reporter", traffic.reporter.as_str())?;
@@ -248,7 +248,7 @@ pub(crate) fn encode_parties(labels: &mut impl Put, traffic: &TrafficLabels) -> 
     labels.put("destination_cluster", part(|p| &p.cluster))
 }
 
-/// Traffic labels with the flag of one sample.
+/// Traffic labels with the response flag of one sample.
 pub(crate) struct Flagged<'a>(pub(crate) &'a TrafficLabels, pub(crate) Reason);
 
 impl EncodeLabelSet for Flagged<'_> {
@@ -258,7 +258,7 @@ impl EncodeLabelSet for Flagged<'_> {
 }
 
 impl Flagged<'_> {
-    /// Writes all labels to an encoder.
+    /// Encodes all labels of a sample.
     pub(crate) fn put(&self, labels: &mut impl Put) -> fmt::Result {
         let Self(traffic, flag) = self;
         encode_parties(labels, traffic)?;
@@ -281,7 +281,7 @@ impl Flagged<'_> {
     }
 }
 
-/// The source part of the traffic labels with a host name (names resolved on demand).
+/// Labels of host names resolved on demand: the source's labels, and the host name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct OnDemandDnsLabels {
     pub(crate) source: Arc<Party>,

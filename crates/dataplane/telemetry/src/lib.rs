@@ -1,8 +1,8 @@
 //! Metric families and the access log, with the names that Istio's dashboards use.
 //!
-//! Knows nothing of sockets or routing: the data path fills in values. [`Metrics`] owns every family of a
-//! node proxy; [`TrafficSeries`] holds the counters of one pair of workloads; [`AccessLog`] is one
-//! connection's line. A waypoint's requests are in [`http`].
+//! The crate knows nothing of sockets or routing: the data path fills in values. [`Metrics`] has every family of a
+//! node proxy; [`TrafficSeries`] has the counters of one pair of workloads; [`AccessLog`] is one connection's line.
+//! Telemetry of a waypoint's requests is in [`http`].
 #![forbid(unsafe_code)]
 
 mod access_log;

@@ -1,8 +1,7 @@
 //! Merges the counts of dropped series into remaining ones.
 //!
-//! Where labels are left out, several series are written as one sum. If one of them is dropped, the
-//! sum must not fall: readers take a falling counter for a restart, and its whole value for an
-//! increase.
+//! Where labels are removed by configuration, several series are written as one sum. If one of them is dropped, the
+//! sum must not fall: Prometheus takes a falling counter for a restart, and its whole value for an increase.
 
 use std::{
     collections::HashMap,
@@ -15,30 +14,30 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Labels of a series in one family.
+/// Label names and values with which a series is written in one family.
 pub(crate) type Written = Vec<(String, String)>;
 
-/// Encoding and merging of one metric family, for series that may be written as one.
+/// How one metric family labels series, and adds up series with the same labels.
 pub(crate) struct MergedFamily<Labels, Series> {
-    /// Formats the labels of a sample; `None` if the family has no such sample.
+    /// Returns the labels with which a series is written in the family; `None` if it has no sample there.
     pub(crate) written: fn(&Labels) -> Option<Written>,
-    /// Adds the counts of another series.
+    /// Adds the second series' counts to the first.
     pub(crate) add: fn(&Series, &Series),
 }
 
-/// Adds the count of another counter.
+/// Adds one counter's value to another.
 pub(crate) fn add(to: &AtomicU64, from: &AtomicU64) {
     to.fetch_add(from.load(Relaxed), Relaxed);
 }
 
-/// Series that were dropped since the last scrape.
+/// Series that were dropped since the last scrape, whose counts are to be merged into remaining ones.
 pub(crate) struct Retired<Labels, Series> {
     series: Mutex<Vec<(Arc<Labels>, Arc<Series>)>>,
     most: usize,
 }
 
 impl<Labels, Series> Retired<Labels, Series> {
-    /// Creates an empty table of at most `most` entries; further ones are dropped.
+    /// Creates an empty table of at most `most` series; further ones are discarded.
     pub(crate) fn new(most: usize) -> Self {
         Self {
             series: Mutex::default(),
@@ -55,7 +54,8 @@ impl<Labels, Series> Retired<Labels, Series> {
         dropped.for_each(drop);
     }
 
-    /// Moves the counts of each family to a remaining series. If no series remains, the family is no longer written.
+    /// Adds each dropped series' counts to a remaining series with the same labels in the family. If none remains,
+    /// the counts are discarded.
     pub(crate) fn leave<'a>(
         &self,
         stay: impl Iterator<Item = (&'a Labels, &'a Series)> + Clone,

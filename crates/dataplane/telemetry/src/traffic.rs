@@ -32,9 +32,9 @@ use crate::{
     retired::{MergedFamily, Retired, Written, add},
 };
 
-/// An unused series is dropped after this time: several scrapes see its last values first.
+/// Time after which an unused series is dropped: several scrapes see its last values first.
 const UNUSED_SERIES_TTL: Duration = Duration::from_secs(3600);
-/// Maximum of series; beyond it unused ones are dropped at once, longest unused first.
+/// Maximum series; beyond it unused ones are dropped at once, longest unused first.
 const MAX_SERIES: usize = 50_000;
 
 const REASONS: [Reason; 8] = [
@@ -48,7 +48,7 @@ const REASONS: [Reason; 8] = [
     Reason::Connect,
 ];
 
-/// Counters by reason.
+/// Counters by response flag.
 #[derive(Debug, Default)]
 struct ByReason([AtomicU64; REASONS.len()]);
 
@@ -75,7 +75,7 @@ impl ByReason {
     }
 }
 
-/// The counters of connections between two workloads.
+/// Counters of the connections with one set of labels.
 #[derive(Debug)]
 pub struct TrafficSeries {
     opened: AtomicU64,
@@ -85,7 +85,7 @@ pub struct TrafficSeries {
     failed: ByReason,
     open: AtomicUsize,
     born: Instant,
-    /// Seconds from `born` to the last use.
+    /// Seconds from `born` to the last use of the series.
     used: AtomicU64,
 }
 
@@ -103,7 +103,7 @@ impl TrafficSeries {
         }
     }
 
-    /// Counts a connection as opened; its end is counted when the value returned is closed.
+    /// Counts an opened connection; its end is counted when the returned value is closed.
     pub fn open(self: &Arc<Self>) -> ConnectionMetrics {
         self.opened.fetch_add(1, Relaxed);
         self.open.fetch_add(1, Relaxed);
@@ -113,7 +113,7 @@ impl TrafficSeries {
         }
     }
 
-    /// Counts a connection that ended before it was opened; with a reason, as failed.
+    /// Counts a connection that ended before it was opened; with a reason other than `None`, as failed.
     pub fn fail(&self, reason: Reason) {
         self.closed.add(reason);
         if reason != Reason::None {
@@ -136,7 +136,8 @@ impl TrafficSeries {
     }
 }
 
-/// One open connection. Dropped without [`Self::close`] it counts as closed without failure.
+/// Metrics of one open connection. If dropped without [`Self::close`], the connection counts as closed without
+/// failure.
 #[derive(Debug)]
 pub struct ConnectionMetrics {
     series: Arc<TrafficSeries>,
@@ -144,17 +145,17 @@ pub struct ConnectionMetrics {
 }
 
 impl ConnectionMetrics {
-    /// Adds bytes from client to server, whichever side reports.
+    /// Adds bytes from client to server, whichever proxy reports.
     pub fn received(&self, bytes: u64) {
         self.series.received.fetch_add(bytes, Relaxed);
     }
 
-    /// Adds bytes from server to client, whichever side reports.
+    /// Adds bytes from server to client, whichever proxy reports.
     pub fn sent(&self, bytes: u64) {
         self.series.sent.fetch_add(bytes, Relaxed);
     }
 
-    /// Counts the end of the connection with its reason.
+    /// Counts the end of the connection with its response flag.
     pub fn close(mut self, reason: Reason) {
         self.reason = reason;
     }
@@ -171,21 +172,21 @@ impl Drop for ConnectionMetrics {
     }
 }
 
-/// Traffic series of the process.
+/// Connection metrics of the process.
 #[derive(Debug)]
 pub struct Traffic {
     series: Table<TrafficLabels>,
-    /// Series whose labels, or whose presence, are configured.
+    /// Series whose labels, or families, are overridden by configuration.
     changed: Table<ChangedLabels>,
-    /// Series that may be aggregated with others, after they were unused for a while.
+    /// Dropped series whose counts are to be merged into others, since they may have the same labels.
     retired: Retired<ChangedLabels, TrafficSeries>,
     principals: Principals,
 }
 
 type ChangedLabels = (TrafficLabels, Changed);
 
-/// Table of series. Read for each connection that opens; written for a new pair, and to drop unused
-/// series.
+/// Table of series by labels. Locked for reading when a connection opens, for writing for a new set of labels, and to
+/// drop unused series.
 type Table<Labels> = RwLock<HashMap<Arc<Labels>, Arc<TrafficSeries>>>;
 
 impl Default for Traffic {
@@ -200,7 +201,8 @@ impl Default for Traffic {
 }
 
 impl Traffic {
-    /// Hides identities from now on: connections that differ only in them share one series.
+    /// Reports every principal label as "unknown" from now on: connections that differ only in principals share one
+    /// series.
     pub fn hide_principals(&self) {
         self.principals.hide();
     }
@@ -213,13 +215,13 @@ impl Traffic {
         }
     }
 
-    /// Returns the series of a pair, cheaply enough for each connection. An unused series loses its counts once it is
-    /// dropped from the table.
+    /// Returns the series of a set of labels, cheaply enough for each connection. An unused series loses its counts
+    /// once it is dropped from the table.
     pub fn series(&self, labels: &TrafficLabels) -> Arc<TrafficSeries> {
         find(&self.series, &*self.reported(labels), drop)
     }
 
-    /// Returns the series of a pair with its label overrides.
+    /// Returns the series of a set of labels with label overrides, if there are any.
     pub fn series_as(
         &self,
         labels: &TrafficLabels,
@@ -235,12 +237,12 @@ impl Traffic {
         }
     }
 
-    /// Counts a connection between a pair as opened.
+    /// Counts an opened connection with these labels.
     pub fn open(&self, labels: &TrafficLabels) -> ConnectionMetrics {
         self.series(labels).open()
     }
 
-    /// Number of series.
+    /// Returns the number of series.
     pub fn len(&self) -> usize {
         self.series.read().len() + self.changed.read().len()
     }
@@ -261,7 +263,7 @@ impl Traffic {
             .extend(changed.extract_if(|_, series| goes(series)));
     }
 
-    /// Returns all series with their label overrides.
+    /// Returns all series with their labels and overrides.
     fn rows(&self) -> Vec<Row> {
         let changed = rows_of(&self.changed);
         let stay = changed.iter();
@@ -287,7 +289,7 @@ fn rows_of<K>(table: &Table<K>) -> Vec<(Arc<K>, Arc<TrafficSeries>)> {
         .collect()
 }
 
-/// Counters of each family, with the reasons that they distinguish.
+/// Metric families of connections, with their counters by response flag.
 const FAMILIES: [MergedFamily<ChangedLabels, TrafficSeries>; 4] = [
     MergedFamily {
         written: |labels| of_family(labels, TelemetryFamily::OpenedConnections),
@@ -314,7 +316,8 @@ fn of_family((labels, changed): &ChangedLabels, of: TelemetryFamily) -> Option<W
     changed.apply(of, flagged(labels, Reason::None)?)
 }
 
-/// Returns a series of a table, creating it if necessary; other series may be dropped for it.
+/// Returns the series of a table for some labels, creating it if necessary; unused series may be dropped to make
+/// room.
 fn find<K: Clone + Eq + Hash>(
     table: &Table<K>,
     labels: &K,
@@ -336,8 +339,8 @@ fn find<K: Clone + Eq + Hash>(
     series
 }
 
-/// Drops the longest unused half of the unused series. When every series is in use nothing is dropped:
-/// the number of connections then limits their number.
+/// Drops the longest unused half of the unused series. When every series is in use nothing is dropped: then the
+/// number of connections limits the number of series.
 fn make_room<K: Eq + Hash>(
     table: &mut HashMap<K, Arc<TrafficSeries>>,
 ) -> Vec<(K, Arc<TrafficSeries>)> {
@@ -356,7 +359,7 @@ fn make_room<K: Eq + Hash>(
     dropped.collect()
 }
 
-/// Writes the families at a scrape.
+/// Collector that encodes the connection metrics at a scrape.
 #[derive(Debug)]
 pub(crate) struct TrafficCollector(pub(crate) Arc<Traffic>);
 
@@ -452,13 +455,13 @@ fn flagged(labels: &TrafficLabels, reason: Reason) -> Option<Written> {
     Some(written)
 }
 
-/// Series with its labels at a scrape.
+/// Series with its labels, as it is written at a scrape.
 struct Row {
     labels: SeriesLabels,
     series: Arc<TrafficSeries>,
 }
 
-/// The labels of a series.
+/// Labels of a series, with or without configured overrides.
 enum SeriesLabels {
     Plain(Arc<TrafficLabels>),
     Changed(Arc<(TrafficLabels, Changed)>),
@@ -472,7 +475,7 @@ impl SeriesLabels {
         }
     }
 
-    /// Returns the labels in a family; `None` if it has no such sample.
+    /// Returns the labels with which the series is written in a family; `None` if it has no sample there.
     fn of_family(&self, of: TelemetryFamily, reason: Reason) -> Option<Written> {
         let labels = flagged(self.traffic(), reason)?;
         match self {

@@ -1,4 +1,4 @@
-//! Parses certificates: PEM in responses of the CSR API, and the fields of a leaf.
+//! Parses certificate chains: PEM in responses of the CSR API, and the fields of a leaf.
 
 use std::{
     ops::Range,
@@ -40,7 +40,7 @@ pub fn concatenated(der: &[u8]) -> Result<Vec<CertificateDer<'static>>, ChainErr
     }
 }
 
-/// Counts the URI names of a leaf.
+/// Counts the URI SANs of a leaf.
 pub fn uri_names(leaf: &CertificateDer<'_>) -> Result<usize, ChainError> {
     let (_, leaf) = X509Certificate::from_der(leaf).map_err(ChainError::MalformedLeaf)?;
     let names = leaf.subject_alternative_name();
@@ -51,7 +51,7 @@ pub fn uri_names(leaf: &CertificateDer<'_>) -> Result<usize, ChainError> {
         .count())
 }
 
-/// The parsed fields of a leaf.
+/// Parsed fields of a leaf certificate.
 pub(crate) struct Leaf {
     pub(crate) identity: Identity,
     pub(crate) not_before: SystemTime,

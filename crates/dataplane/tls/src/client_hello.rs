@@ -1,43 +1,43 @@
-//! Parser of the ClientHello of a passed-through TLS connection, for its server name. Reads at most
+//! Parses the ClientHello of a TLS connection that is passed through, for its server name (SNI). Reads at most
 //! [`MAX_CLIENT_HELLO`] bytes, each once.
 
 use std::{fmt, io};
 
 use rustls::server::Acceptor;
 
-/// Maximum bytes that are read to find a ClientHello.
+/// Maximum size of a ClientHello with its record headers, in bytes.
 pub const MAX_CLIENT_HELLO: usize = 16 << 10;
 
-/// The first byte of a handshake's record.
+/// Content type of TLS handshake records, the first byte of a ClientHello.
 const HANDSHAKE_RECORD: u8 = 0x16;
 
-/// First message of a connection.
+/// First bytes of a connection, parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FirstMessage {
-    /// ClientHello with its server name in lower case; IP addresses are not server names.
+    /// ClientHello with its server name in lower case, if it has one; IP addresses are not server names.
     ClientHello(Option<String>),
-    /// First bytes that are not a TLS handshake.
+    /// The connection does not begin with a TLS handshake.
     Other,
 }
 
-/// Why the first message of a connection cannot be read.
+/// Reason why a ClientHello cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum HelloError {
-    /// The client hello is too long.
+    /// The ClientHello is longer than [`MAX_CLIENT_HELLO`].
     #[error("the client hello is longer than {MAX_CLIENT_HELLO} bytes")]
     TooLong,
     /// The ClientHello is malformed, or older than TLS 1.2.
     #[error("the client hello cannot be read")]
     Malformed(#[source] rustls::Error),
-    /// Malformed TLS records.
+    /// The TLS records are malformed.
     #[error("the records of the client hello cannot be read")]
     Records(#[source] io::Error),
-    /// End of the connection before a complete ClientHello.
+    /// The connection ended before a complete ClientHello.
     #[error("the connection ended before its client hello was complete")]
     Truncated,
 }
 
-/// Reads the first message of a connection.
+/// Incremental parser of a connection's ClientHello.
 #[derive(Default)]
 pub struct HelloReader {
     acceptor: Acceptor,
@@ -52,10 +52,12 @@ impl fmt::Debug for HelloReader {
 }
 
 impl HelloReader {
-    /// Adds bytes; `None` while the ClientHello is incomplete. Must not be called again after another result.
+    /// Adds bytes of the connection; returns `None` while the ClientHello is incomplete. Must not be called again
+    /// after another result.
     ///
     /// # Errors
-    /// Bytes that are not a ClientHello.
+    ///
+    /// When the bytes are not a valid ClientHello.
     pub fn take(&mut self, bytes: &[u8]) -> Result<Option<FirstMessage>, HelloError> {
         if self.taken == 0
             && bytes
@@ -88,7 +90,7 @@ impl HelloReader {
 mod tests {
     use super::*;
 
-    /// Builds a ClientHello of TLS 1.2 with a server name, and an extension of a length.
+    /// Builds a ClientHello of TLS 1.2 with a server name, and an extension of `padding` bytes.
     fn hello(name: Option<&[u8]>, padding: usize) -> Vec<u8> {
         fn vector(length: usize, of: &[u8]) -> Vec<u8> {
             let size = of.len().to_be_bytes();

@@ -1,4 +1,4 @@
-//! Certificate revocation lists: read from a file, followed, and checked at every handshake.
+//! Certificate revocation lists: read from a file that is watched, and checked at every handshake.
 
 use std::{
     fs, io,
@@ -13,7 +13,7 @@ use webpki::{CertRevocationList, OwnedCertRevocationList};
 
 use crate::followed_file;
 
-/// Why a file of revocation lists cannot be used.
+/// Reason why a file of revocation lists cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CrlError {
     /// The file cannot be read.
@@ -34,12 +34,12 @@ pub enum CrlError {
         #[source]
         source: pem::Error,
     },
-    /// Malformed revocation list.
+    /// A revocation list in the file is malformed.
     #[error("revocation list {index} in {} is malformed", path.display())]
     Malformed {
         /// Path of the file.
         path: PathBuf,
-        /// Counted from 0.
+        /// Index of the list in the file, counted from 0.
         index: usize,
         /// Cause of the error.
         #[source]
@@ -49,7 +49,7 @@ pub enum CrlError {
 
 type Lists = Arc<[CertRevocationList<'static>]>;
 
-/// Current revocation lists. Clones share them.
+/// Revocation lists that are in force. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Crls {
     lists: Arc<RwLock<Lists>>,
@@ -71,7 +71,7 @@ impl Crls {
         Self::default()
     }
 
-    /// Replaces the lists by those of a PEM file. On an error the previous lists stay.
+    /// Replaces the lists by those in a PEM file, and returns their number. On an error the previous lists stay.
     pub fn load(&self, path: &Path) -> Result<usize, CrlError> {
         let text = fs::read(path).map_err(|source| CrlError::Read {
             path: path.to_owned(),
@@ -99,8 +99,8 @@ impl Crls {
         Ok(count)
     }
 
-    /// Follows a file: loads it now and after each change. A missing or broken file is reported once and
-    /// leaves the lists in force unchanged; it does not block traffic.
+    /// Watches a file: loads it now and after each change. A missing or broken file is logged once and leaves the
+    /// lists in force unchanged; it does not block traffic.
     pub async fn follow(self, path: PathBuf) {
         let load = || match self.load(&path) {
             Ok(lists) => {
@@ -114,7 +114,7 @@ impl Crls {
         followed_file::follow(&path, load).await;
     }
 
-    /// Notifies of each change, so that open connections can be checked again.
+    /// Returns a receiver that is notified when the lists change, so that open connections can be checked again.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }

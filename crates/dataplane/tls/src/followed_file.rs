@@ -1,12 +1,12 @@
-//! Follows files: reads them at the start and after each change.
+//! Watches a file: it is read at the start and after each change.
 
 use std::{fs, os::unix::fs::MetadataExt, path::Path, time::Duration, time::SystemTime};
 
-/// Interval at which a file is checked. Comparing device, inode, size and time also detects changes of Kubernetes
-/// volumes, which swap a symbolic link.
+/// Interval at which a watched file is checked. Comparing device, inode, size and time also detects changes of
+/// Kubernetes volumes, which swap a symbolic link.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Calls `load` now and after each change of a file, its appearance and disappearance included. Never ends.
+/// Calls `load` now and after each change of a file, including its creation and removal. Never returns.
 pub(crate) async fn follow(path: &Path, mut load: impl FnMut()) {
     let mut last = None;
     loop {
@@ -19,7 +19,7 @@ pub(crate) async fn follow(path: &Path, mut load: impl FnMut()) {
     }
 }
 
-/// The file's signature, by which changes are detected.
+/// Device, inode, size and modification time of a file, by which changes are detected; `None` without the file.
 #[derive(Debug, PartialEq, Eq)]
 struct Signature(Option<(u64, u64, u64, Option<SystemTime>)>);
 

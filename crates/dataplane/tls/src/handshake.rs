@@ -1,4 +1,4 @@
-//! TLS handshakes over any stream, and the reasons of their failures.
+//! TLS handshakes over any byte stream, and the reasons of their failures.
 
 use std::{error::Error, io, net::Ipv4Addr, sync::Arc};
 
@@ -10,15 +10,15 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::{settings::ALPN_H2, verify::identity_of};
 
-/// The client side of a connection.
+/// Established TLS connection on the client side.
 pub type ClientStream<S> = tokio_rustls::client::TlsStream<S>;
-/// The server side of a connection.
+/// Established TLS connection on the server side.
 pub type ServerStream<S> = tokio_rustls::server::TlsStream<S>;
 
-/// Why a handshake failed.
+/// Error of a TLS handshake.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// TLS itself, the peer's certificate included.
+    /// TLS failed, for instance by the verification of the peer's certificate.
     #[error("TLS handshake failed")]
     Tls(#[source] rustls::Error),
     /// The underlying connection failed.
@@ -30,7 +30,7 @@ pub enum HandshakeError {
 }
 
 impl HandshakeError {
-    /// Returns the reason for metrics and the access log.
+    /// Returns the response flag for metrics and the access log.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Tls(error) => reason_of_tls(error),
@@ -49,7 +49,7 @@ impl From<io::Error> for HandshakeError {
     }
 }
 
-/// Connects as a client with a configuration of [`crate::WorkloadCert::client_config`].
+/// Performs the handshake as a client with a configuration of [`crate::WorkloadCert::client_config`].
 ///
 /// The caller sets the deadline.
 pub async fn connect<S>(
@@ -68,8 +68,8 @@ where
     }
 }
 
-/// Accepts as a server with a configuration of [`crate::WorkloadCert::server_config`]; returns the
-/// client's identity too.
+/// Performs the handshake as a server with a configuration of [`crate::WorkloadCert::server_config`]; also returns
+/// the client's identity.
 ///
 /// The caller sets the deadline.
 pub async fn accept<S>(
@@ -88,13 +88,13 @@ where
     Ok((stream, identity))
 }
 
-/// Returns the identity in a peer's verified chain (leaf first): the first SPIFFE ID in Kubernetes
-/// form.
+/// Returns the identity in a peer's verified chain (leaf first): the first SPIFFE ID of the form `spiffe://<trust
+/// domain>/ns/<namespace>/sa/<service account>`.
 pub fn peer_identity(chain: &[CertificateDer<'_>]) -> Option<Identity> {
     chain.first().and_then(identity_of)
 }
 
-/// Returns the reason of an error with a TLS error anywhere in its chain of causes.
+/// Returns the response flag of an error that has a TLS error anywhere in its chain of causes.
 pub fn reason_of(error: &(dyn Error + 'static)) -> Reason {
     let mut next = Some(error);
     while let Some(error) = next {

@@ -1,8 +1,8 @@
-//! Mesh identity in TLS: a workload's certificate, the SPIFFE checks on both sides of a handshake,
-//! revocation lists, accepted trust domains; the server name (SNI) of passed-through connections;
-//! and TLS with servers outside of the mesh.
+//! Mesh identity in TLS: a workload's certificate, the SPIFFE checks on both sides of a handshake, revocation lists,
+//! accepted trust domains; the server name (SNI) of TLS connections that are passed through; and TLS to servers
+//! outside of the mesh.
 //!
-//! Knows nothing of HBONE, gRPC, Kubernetes or where certificates come from. Private keys stay in memory.
+//! The crate knows nothing of HBONE, gRPC, Kubernetes or where certificates come from. Private keys stay in memory.
 #![forbid(unsafe_code)]
 
 mod chain;

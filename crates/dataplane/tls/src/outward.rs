@@ -1,5 +1,5 @@
-//! TLS with servers outside of the mesh, or with applications that speak it themselves: their certificates are for host
-//! names, addresses or URIs, and signed by the caller's authorities.
+//! TLS to servers outside of the mesh, or to applications that speak TLS themselves: their certificates have host
+//! names, addresses or URIs as SANs, and chain to CA certificates that the caller chooses.
 
 use std::{io, sync::Arc};
 
@@ -24,32 +24,33 @@ use crate::{ChainError, ClientStream, HandshakeError, TlsSettings, pem};
 /// Error of building a TLS client configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum OutwardError {
-    /// No certificates where some should be.
+    /// The text contains no usable certificates.
     #[error("the certificates cannot be read")]
     Certificates(#[from] ChainError),
-    /// No certificate is usable as a root.
+    /// No certificate can be used as a root.
     #[error("there is no authority that could have signed a certificate")]
     NoAuthority,
-    /// Invalid private key.
+    /// The client certificate's private key is invalid.
     #[error("the private key cannot be read")]
     Key(#[source] rustls_pki_types::pem::Error),
-    /// Name that a server certificate cannot have.
+    /// Expected SAN that no server certificate can have.
     #[error("{0:?} is no name that a certificate may have")]
     Name(String),
-    /// Inconsistent parts of the TLS configuration.
+    /// The parts of the TLS configuration do not fit together.
     #[error("no TLS can be made of it")]
     Tls(#[from] rustls::Error),
 }
 
-/// Certificate authorities that are trusted.
+/// Trust store: CA certificates by which servers are verified.
 #[derive(Clone, Debug)]
 pub struct Authorities(Arc<RootCertStore>);
 
 impl Authorities {
-    /// Parses PEM roots, all of which must be usable.
+    /// Parses CA certificates in PEM, all of which must be usable as roots.
     ///
     /// # Errors
-    /// When one is not, or there is none.
+    ///
+    /// When one is not usable, or there is none.
     pub fn of_pem(text: &str) -> Result<Self, OutwardError> {
         let mut roots = RootCertStore::empty();
         for certificate in pem::certificates(0, text)? {
@@ -58,10 +59,11 @@ impl Authorities {
         Ok(Self(Arc::new(roots)))
     }
 
-    /// Returns the authorities of the system; unusable ones are skipped.
+    /// Builds the trust store of the system's CA certificates; unusable ones are skipped.
     ///
     /// # Errors
-    /// When there is none.
+    ///
+    /// When no certificate is usable.
     pub fn of_system(certificates: Vec<CertificateDer<'static>>) -> Result<Self, OutwardError> {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(certificates);
@@ -72,31 +74,32 @@ impl Authorities {
     }
 }
 
-/// Client certificate: PEM certificates, leaf first, and the private key.
+/// Client certificate for servers: PEM certificates, leaf first, and the private key.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientKeyPair<'a> {
-    /// Certificates as PEM.
+    /// Certificate chain in PEM, leaf first.
     pub certificates: &'a str,
-    /// The private key.
+    /// Private key in PEM.
     pub key: &'a [u8],
 }
 
-/// A name that a certificate may be for.
+/// Expected SAN of a server's certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Name {
     Host(ServerName<'static>),
     Uri(String),
 }
 
-/// TLS client configuration for one kind of servers. Sessions are resumed only among them.
+/// TLS client configuration for servers of one destination. Sessions are resumed only among them.
 #[derive(Clone, Debug)]
 pub struct Outward(Arc<ClientConfig>);
 
 impl Outward {
-    /// Creates a configuration for servers whose certificate matches one of `names`; without names, the server name
-    /// that is sent.
+    /// Creates a configuration that accepts servers whose certificate has one of `names` as SAN; without `names`, the
+    /// server name that is sent.
     ///
     /// # Errors
+    ///
     /// When the configuration is invalid.
     pub fn new(
         settings: &TlsSettings,
@@ -107,10 +110,10 @@ impl Outward {
         Self::build(settings, Some(authorities), names, shown)
     }
 
-    /// Creates a configuration that does not verify certificates, only that the server owns the key of the one it
-    /// presents.
+    /// Creates a configuration that accepts any certificate, and verifies only that the server has its private key.
     ///
     /// # Errors
+    ///
     /// When the configuration is invalid.
     pub fn unverified(
         settings: &TlsSettings,
@@ -152,10 +155,12 @@ impl Outward {
         Ok(Self(Arc::new(config)))
     }
 
-    /// Originates TLS with a server name (SNI), and with the one ALPN protocol, if any. The caller sets the deadline.
+    /// Performs the TLS handshake with a server name (SNI), and at most one ALPN protocol. The caller sets the
+    /// deadline.
     ///
     /// # Errors
-    /// When the server's certificate or its protocol is not the expected one.
+    ///
+    /// When the server's certificate is not accepted, or its protocol is not the expected one.
     pub async fn connect<S>(
         &self,
         stream: S,
@@ -186,22 +191,22 @@ impl Outward {
     }
 }
 
-/// Error of originating TLS.
+/// Error of a TLS handshake with a server outside of the mesh.
 #[derive(Debug, thiserror::Error)]
 pub enum OutwardConnectError {
-    /// Invalid server name of a connection.
+    /// The server name for SNI is invalid.
     #[error("{0:?} is no name of a server")]
     Name(String),
-    /// Failed handshake, because of the server or the network.
+    /// The handshake failed, because of the server or the network.
     #[error("TLS with {name} failed")]
     Handshake {
-        /// Name of the server.
+        /// Server name that was sent.
         name: String,
         /// Cause of the error.
         #[source]
         source: HandshakeError,
     },
-    /// The server agreed on no HTTP/2.
+    /// The server with this name did not agree on HTTP/2 by ALPN.
     #[error("{0} does not speak HTTP/2 over TLS (ALPN)")]
     NotHttp2(String),
 }
@@ -215,7 +220,7 @@ fn read_name(text: &str) -> Result<Name, OutwardError> {
         .map_err(|_| OutwardError::Name(text.to_owned()))
 }
 
-/// Certificate whose names do not include an expected one.
+/// Error of a server certificate whose SANs include no expected one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the certificate is for none of {0}")]
 struct OtherNames(String);
@@ -223,7 +228,7 @@ struct OtherNames(String);
 #[derive(Debug)]
 struct Verifier {
     provider: Arc<CryptoProvider>,
-    /// Trusted authorities; `None` disables verification.
+    /// Trust store; `None` accepts every certificate.
     authorities: Option<Authorities>,
     names: Vec<Name>,
 }

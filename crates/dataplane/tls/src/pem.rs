@@ -7,7 +7,7 @@ use rustls_pki_types::{CertificateDer, pem::PemObject};
 
 use crate::chain_error::{ChainError, MAX_CERTIFICATES};
 
-/// Parses all certificates of a PEM text, at least one. Errors name the text by `index`.
+/// Parses all certificates of a PEM text, at least one. Errors name the text by its `index`.
 pub fn certificates(index: usize, text: &str) -> Result<Vec<CertificateDer<'static>>, ChainError> {
     let certificates = CertificateDer::pem_slice_iter(text.as_bytes())
         .take(MAX_CERTIFICATES + 1)
@@ -26,7 +26,7 @@ pub fn certificates(index: usize, text: &str) -> Result<Vec<CertificateDer<'stat
     }
 }
 
-/// Encodes one object in PEM.
+/// Encodes one DER object as PEM with this label.
 pub fn text(label: &str, der: &[u8]) -> String {
     let mut text = format!("-----BEGIN {label}-----\n");
     let encoded = STANDARD.encode(der);

@@ -1,4 +1,4 @@
-//! The TLS settings of a process: versions, suites, key exchange, revocation lists, accepted trust domains.
+//! TLS settings of a process: versions, cipher suites, key exchange, revocation lists, accepted trust domains.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use crate::{Crls, TrustDomains};
 static BOTH: &[&SupportedProtocolVersion] = &[&TLS13, &TLS12];
 static ONLY_TLS13: &[&SupportedProtocolVersion] = &[&TLS13];
 
-/// ALPN of every connection of the mesh, and to its control plane.
+/// ALPN protocol of every connection in the mesh, and to its control plane.
 pub const ALPN_H2: &[u8] = b"h2";
 
-/// TLS policy of the process. Cheap to clone.
+/// TLS settings of the process. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct TlsSettings {
     pub(crate) provider: Arc<CryptoProvider>,
@@ -35,8 +35,8 @@ impl Default for TlsSettings {
 impl TlsSettings {
     /// Creates settings for TLS 1.3 (and 1.2 if requested) with AES-GCM only; `post_quantum_only` restricts key
     /// exchange to X25519MLKEM768. AES-128 is preferred to AES-256: it takes about a quarter less CPU for bulk data,
-    /// and its strength matches that of the P-256 certificates. Peers that offer only one of them, or prefer AES-256 as
-    /// ztunnel does, get their choice.
+    /// and its strength matches that of the P-256 certificates. Peers that offer only one of the two, or prefer
+    /// AES-256 as ztunnel does, get their choice.
     pub fn new(tls12: bool, post_quantum_only: bool) -> Self {
         use aws_lc_rs::{cipher_suite as suite, kx_group as kx};
         let mut cipher_suites = vec![
@@ -88,19 +88,19 @@ impl TlsSettings {
         Ok(Self::new(tls12, post_quantum_only))
     }
 
-    /// Also checks peers of the mesh against revocation lists.
+    /// Checks peers in the mesh against these revocation lists, too.
     pub fn with_crls(mut self, crls: Crls) -> Self {
         self.crls = Some(crls);
         self
     }
 
-    /// Also accepts peers of trust domains besides the own one.
+    /// Accepts peers of these trust domains, in addition to the mesh's own.
     pub fn with_trust_domains(mut self, trust_domains: TrustDomains) -> Self {
         self.trust_domains = trust_domains;
         self
     }
 
-    /// Returns the trust domains that are accepted besides the own one.
+    /// Returns the trust domains that are accepted in addition to the mesh's own.
     pub fn trust_domains(&self) -> &TrustDomains {
         &self.trust_domains
     }
@@ -110,12 +110,12 @@ impl TlsSettings {
         self.crls.as_ref()
     }
 
-    /// Returns the crypto provider for other configurations.
+    /// Returns the crypto provider, for TLS configurations that are built elsewhere.
     pub fn provider(&self) -> Arc<CryptoProvider> {
         self.provider.clone()
     }
 
-    /// Returns the protocol versions for other configurations.
+    /// Returns the protocol versions, for TLS configurations that are built elsewhere.
     pub fn versions(&self) -> &'static [&'static SupportedProtocolVersion] {
         if self.tls12 { BOTH } else { ONLY_TLS13 }
     }

@@ -1,8 +1,8 @@
-//! Trust domains whose peers are accepted besides those of the own one: aliases of it, and domains with roots of their
-//! own. Configured by a file, which is followed, or by the bundles that a workload is given with its certificate; checked
-//! at every handshake.
+//! Trust domains whose peers are accepted in addition to the mesh's own: aliases of it, and domains with their own
+//! root certificates. Configured by a file, which is watched, or by the bundles that a SPIFFE agent sends with a
+//! workload's certificate; checked at every handshake.
 //!
-//! Roots verify certificates of their own trust domain only, so that no authority can sign for another one's.
+//! Roots verify certificates of their own trust domain only, so that no CA can sign for another trust domain.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use crate::{ChainError, followed_file, pem};
 
-/// Why a file of trust domains cannot be used.
+/// Reason why a file of trust domains cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustDomainsError {
     /// The file cannot be read.
@@ -39,10 +39,10 @@ pub enum TrustDomainsError {
         #[source]
         source: serde_json::Error,
     },
-    /// The roots of a trust domain are no certificates.
+    /// The root certificates of a trust domain cannot be parsed.
     #[error("the roots of trust domain {trust_domain} cannot be used")]
     Roots {
-        /// Trust domain of the roots.
+        /// Trust domain that the roots belong to.
         trust_domain: String,
         /// Cause of the error.
         #[source]
@@ -50,7 +50,7 @@ pub enum TrustDomainsError {
     },
 }
 
-/// Trust domains that are accepted besides the own one. Clones share them.
+/// Trust domains that are accepted in addition to the mesh's own. Clones share them.
 #[derive(Clone, Debug)]
 pub struct TrustDomains {
     configured: Arc<RwLock<Arc<Domains>>>,
@@ -69,13 +69,13 @@ impl Default for TrustDomains {
 }
 
 impl TrustDomains {
-    /// Creates a set without any trust domain but the own one.
+    /// Creates a set in which only the mesh's own trust domain is accepted.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Replaces the accepted trust domains by those of a file; without the file, only the own one
-    /// is accepted. On an error the previous ones stay. Returns their number.
+    /// Replaces the accepted trust domains by those in a file; if the file does not exist, only the mesh's own is
+    /// accepted. On an error the previous ones stay. Returns the number of trust domains.
     pub fn load(&self, path: &Path) -> Result<usize, TrustDomainsError> {
         let contents = match fs::read(path) {
             Ok(text) => {
@@ -95,8 +95,8 @@ impl TrustDomains {
         self.replace(&contents)
     }
 
-    /// Replaces the accepted trust domains. On an error the previous ones stay. Returns their
-    /// number.
+    /// Replaces the accepted trust domains by those of a parsed file. On an error the previous ones stay. Returns the
+    /// number of trust domains.
     pub fn replace(&self, contents: &Contents) -> Result<usize, TrustDomainsError> {
         let mut anchors = BTreeMap::new();
         for (domain, text) in &contents.roots {
@@ -113,7 +113,8 @@ impl TrustDomains {
         Ok(count)
     }
 
-    /// Returns a set for one workload, which shares the configured trust domains and has no federated ones yet.
+    /// Returns a set for one workload, which shares the configured trust domains and has no federated trust domains
+    /// yet.
     #[must_use]
     pub fn of_workload(&self) -> Self {
         Self {
@@ -122,8 +123,8 @@ impl TrustDomains {
         }
     }
 
-    /// Replaces the trust domains with which the workloads of this set federate. Their roots take
-    /// precedence over configured ones. On an error the previous ones stay.
+    /// Replaces the federated trust domains of the workloads that use this set. Their roots take precedence over
+    /// configured ones. On an error the previous ones stay.
     pub fn federate(
         &self,
         bundles: BTreeMap<String, Vec<CertificateDer<'static>>>,
@@ -150,7 +151,7 @@ impl TrustDomains {
         self.changes.send_modify(|version| *version += 1);
     }
 
-    /// Follows a file: loads it now and after each change.
+    /// Watches a file of trust domains: loads it now and after each change.
     pub async fn follow(self, path: PathBuf) {
         let load = || match self.load(&path) {
             Ok(domains) => {
@@ -164,7 +165,8 @@ impl TrustDomains {
         followed_file::follow(&path, load).await;
     }
 
-    /// Notifies of each change, so that open connections can be checked again.
+    /// Returns a receiver that is notified when the trust domains change, so that open connections can be checked
+    /// again.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
@@ -196,12 +198,12 @@ fn unusable(domain: &str, source: ChainError) -> TrustDomainsError {
     }
 }
 
-/// Trust domains of one origin.
+/// Trust domains of one source: the file, or the bundles of a SPIFFE agent.
 #[derive(Debug, Default)]
 struct Domains {
     aliases: BTreeSet<String>,
     anchors: BTreeMap<String, Vec<TrustAnchor<'static>>>,
-    /// Trust domains that have, or had, roots of their own.
+    /// Trust domains that have root certificates of their own, or had them before.
     with_roots: BTreeSet<String>,
 }
 
@@ -213,7 +215,7 @@ impl Domains {
     }
 }
 
-/// Trust domains that are currently accepted.
+/// Trust domains that are accepted now.
 #[derive(Debug)]
 pub(crate) struct Accepted {
     configured: Arc<Domains>,
@@ -221,7 +223,7 @@ pub(crate) struct Accepted {
 }
 
 impl Accepted {
-    /// Whether workloads of a trust domain are accepted by those of `own`.
+    /// Whether peers of the trust domain `domain` are accepted by workloads of the trust domain `own`.
     pub(crate) fn accepts(&self, own: &str, domain: &str) -> bool {
         self.is_own(own, domain) || self.anchors(domain).is_some()
     }
@@ -231,13 +233,13 @@ impl Accepted {
         domain == own || self.configured.aliases.contains(domain)
     }
 
-    /// Whether two names belong to the same trust domain.
+    /// Whether two names denote the same trust domain, since one is an alias of the other.
     pub(crate) fn is_same(&self, own: &str, one: &str, other: &str) -> bool {
         one == other || self.is_own(own, one) && self.is_own(own, other)
     }
 
-    /// Returns the trust domain whose roots verify certificates of `domain`: `own` for aliases
-    /// without roots.
+    /// Returns the trust domain whose roots verify certificates of `domain`: `own` for aliases without their own
+    /// roots.
     pub(crate) fn rooted<'a>(&self, own: &'a str, domain: &'a str) -> &'a str {
         match self.anchors(domain) {
             None if self.is_own(own, domain) => own,
@@ -245,14 +247,15 @@ impl Accepted {
         }
     }
 
-    /// Roots of a trust domain, besides those of the mesh's CA.
+    /// Returns the root certificates that a trust domain has apart from those of the mesh's CA.
     pub(crate) fn anchors(&self, domain: &str) -> Option<&[TrustAnchor<'static>]> {
         let federated = self.federated.anchors.get(domain);
         let anchors = federated.or_else(|| self.configured.anchors.get(domain));
         anchors.map(Vec::as_slice)
     }
 
-    /// Whether roots besides those of the CA verify certificates of a trust domain, or did before the last change.
+    /// Whether root certificates other than those of the mesh's CA verify a trust domain, or did so before the last
+    /// change.
     pub(crate) fn has_had_roots(&self, domain: &str) -> bool {
         let mut origins = [&self.configured, &self.federated].into_iter();
         origins.any(|domains| domains.with_roots.contains(domain))

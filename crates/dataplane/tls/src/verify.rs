@@ -1,6 +1,6 @@
-//! Verifies a peer's certificate: its chain to the roots of its trust domain, and its SPIFFE id.
+//! Verifies a peer's certificate: its chain to the roots of its trust domain, and its SPIFFE ID.
 //!
-//! Host names play no part in the mesh. Nothing is cached between handshakes.
+//! Host names play no part in the mesh. No result is cached between handshakes.
 
 use std::{fmt, sync::Arc};
 
@@ -16,40 +16,40 @@ use webpki::{EndEntityCert, KeyUsage};
 
 use crate::{TlsSettings, trust_domains::Accepted};
 
-/// Why a peer with a valid certificate is refused: its identity is not an accepted one.
+/// Reason why a peer with a valid certificate is refused: its identity is not accepted.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PeerIdentityError {
-    /// The server has another identity.
+    /// The server's certificate has none of the expected identities.
     #[error("the server is {}, expected {}", List(presented), List(expected))]
     Unexpected {
-        /// URI names of its certificate (at most 8).
+        /// URI SANs of the certificate (at most 8).
         presented: Vec<String>,
-        /// Accepted identities (at most 8).
+        /// Identities that are accepted (at most 8).
         expected: Vec<String>,
     },
-    /// The client belongs to another mesh.
+    /// The client's trust domain is not accepted.
     #[error(
         "the client is {}, not of trust domain {trust_domain}",
         List(presented)
     )]
     ForeignTrustDomain {
-        /// URI names of its certificate (at most 8).
+        /// URI SANs of the certificate (at most 8).
         presented: Vec<String>,
-        /// Our trust domain.
+        /// Trust domain of this workload.
         trust_domain: String,
     },
-    /// The peer has SPIFFE ids of several trust domains, whose roots differ.
+    /// The peer has SPIFFE IDs of several trust domains, whose roots differ.
     #[error(
         "the peer is {}: all its SPIFFE ids must be of one trust domain",
         List(presented)
     )]
     SeveralTrustDomains {
-        /// URI names of its certificate (at most 8).
+        /// URI SANs of the certificate (at most 8).
         presented: Vec<String>,
     },
 }
 
-/// `rustls` writes the errors of verifiers with their debug form; this one is for operators.
+/// Formats the error for operators, since `rustls` prints errors of verifiers in their debug form.
 impl fmt::Debug for PeerIdentityError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -67,22 +67,22 @@ impl fmt::Display for List<'_> {
     }
 }
 
-/// A peer's role in the handshake, and which peers are accepted in it.
+/// Role of a peer in the handshake, with the identities that are accepted in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer<'a> {
-    /// A client, of any identity in an accepted trust domain.
+    /// Client, which may have any identity in an accepted trust domain.
     Client,
-    /// A server, which has one of these identities.
+    /// Server, which must have one of these identities.
     Server(&'a [Identity]),
 }
 
-/// Verifier of peers in both roles.
+/// Verifier of peers' certificates in both roles.
 #[derive(Debug)]
 pub(crate) struct PeerVerifier {
     pub(crate) settings: TlsSettings,
-    /// Roots of the mesh's CA.
+    /// Root certificates of the mesh's CA.
     pub(crate) anchors: Vec<TrustAnchor<'static>>,
-    /// Trust domain of the own identity.
+    /// Trust domain of the workload's own identity.
     pub(crate) trust_domain: ArcStr,
 }
 
@@ -105,7 +105,7 @@ impl PeerVerifier {
         }
     }
 
-    /// Verifies the chain of a leaf whose identity is the own one.
+    /// Verifies the workload's own chain, whose leaf has the workload's identity.
     pub(crate) fn verify_own_chain(
         &self,
         leaf: &CertificateDer<'_>,
@@ -117,7 +117,7 @@ impl PeerVerifier {
         self.verify_chain(&self.anchors, &leaf, intermediates, now, usage)
     }
 
-    /// Whether the acceptance of a peer depends on the trust domains that are accepted besides the own one.
+    /// Whether the acceptance of a peer may change with the accepted trust domains and their roots.
     pub(crate) fn depends_on_trust_domains(&self, leaf: &CertificateDer<'_>) -> bool {
         let accepted = self.settings.trust_domains.current();
         let own = self.trust_domain.as_str();
@@ -126,7 +126,7 @@ impl PeerVerifier {
         domain != Some(Ok(Some(own))) || accepted.has_had_roots(own)
     }
 
-    /// Verifies a chain with the roots of a trust domain, and with no others.
+    /// Verifies a peer's chain with the roots of a trust domain only.
     fn verify_peer_chain(
         &self,
         accepted: &Accepted,
@@ -154,7 +154,7 @@ impl PeerVerifier {
         }
     }
 
-    /// Verifies a chain for one usage at a time.
+    /// Verifies a certificate chain at a time for one extended key usage (client or server).
     fn verify_chain(
         &self,
         anchors: &[TrustAnchor<'_>],
@@ -209,8 +209,8 @@ impl PeerVerifier {
         }))
     }
 
-    /// Verifies that a server has one of the expected identities, under any name of their trust
-    /// domain. An empty list accepts no server; it must never mean all.
+    /// Verifies that a server has one of the expected identities, under any alias of its trust domain. An empty list
+    /// accepts no server; it must never mean all.
     fn verify_server(
         &self,
         accepted: &Accepted,
@@ -239,7 +239,7 @@ impl PeerVerifier {
     }
 }
 
-/// Verifies servers: the certificate must carry one of the expected ids.
+/// rustls verifier of servers: the certificate must have one of the expected SPIFFE IDs.
 #[derive(Debug)]
 pub(crate) struct ServerVerifier {
     pub(crate) peers: Arc<PeerVerifier>,
@@ -289,14 +289,14 @@ impl ServerCertVerifier for ServerVerifier {
     }
 }
 
-/// Verifies clients: a certificate is required, and its SPIFFE id must be of an accepted trust domain.
+/// rustls verifier of clients: a certificate is required, and its SPIFFE ID must be of an accepted trust domain.
 #[derive(Debug)]
 pub(crate) struct ClientVerifier {
     pub(crate) peers: Arc<PeerVerifier>,
 }
 
 impl ClientCertVerifier for ClientVerifier {
-    /// Returns no hints: clients in a mesh need none, and they cost bytes in each handshake.
+    /// Returns no names of CAs: clients in a mesh need none, and they cost bytes in each handshake.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -340,7 +340,8 @@ impl ClientCertVerifier for ClientVerifier {
     }
 }
 
-/// Returns the identity of a leaf: its first SPIFFE ID in Kubernetes form.
+/// Returns the identity of a leaf: its first SPIFFE ID of the form `spiffe://<trust
+/// domain>/ns/<namespace>/sa/<service account>`.
 pub(crate) fn identity_of(leaf: &CertificateDer<'_>) -> Option<Identity> {
     identity_in(&EndEntityCert::try_from(leaf).ok()?)
 }
@@ -384,7 +385,7 @@ fn identity_error(error: PeerIdentityError) -> rustls::Error {
     CertificateError::Other(OtherError(Arc::new(error))).into()
 }
 
-/// Maps common failures to the alerts and texts of `rustls`; others keep their own text.
+/// Maps common errors to those of `rustls`, which have their alerts and texts; others keep their own text.
 fn pki_error(error: webpki::Error) -> rustls::Error {
     use webpki::Error;
     match error {

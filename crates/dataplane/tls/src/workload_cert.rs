@@ -29,20 +29,20 @@ use crate::{
     verify::{ClientVerifier, Peer, PeerVerifier, ServerVerifier},
 };
 
-/// Maximum client configurations cached for a certificate, one for each set of expected identities.
-/// Beyond it, all are dropped and built again, which takes microseconds each.
+/// Maximum cached client configurations of a certificate, one for each set of expected identities. Beyond it, all are
+/// dropped and built again, which takes microseconds each.
 const MAX_CLIENT_CONFIGS: usize = 4096;
 
-/// Why the peer of an established connection is no longer accepted.
+/// Reason why the peer of an established connection is no longer accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Withdrawal {
-    /// Its certificate is revoked.
+    /// The peer's certificate was revoked.
     Revoked,
-    /// Its trust domain is no longer accepted, or has other roots.
+    /// The peer's trust domain is no longer accepted, or has other roots now.
     TrustDomain,
 }
 
-/// Immutable certificate of one identity; renewal creates a new one.
+/// Immutable certificate of one identity, with its private key; renewal creates a new value.
 pub struct WorkloadCert {
     identity: Identity,
     key: Arc<CertifiedKey>,
@@ -56,9 +56,9 @@ pub struct WorkloadCert {
 }
 
 impl WorkloadCert {
-    /// Builds a certificate from its chain (leaf first, without roots), private key and the mesh's roots. Rejects a key
-    /// that is not the leaf's, a leaf without a SPIFFE ID, and a chain that is not currently valid for both sides of a
-    /// connection.
+    /// Builds a certificate from its chain (leaf first, without roots), private key and the mesh's roots. Rejects a
+    /// key that does not match the leaf, a leaf without a SPIFFE ID, and a chain that is not currently valid for both
+    /// sides of a connection.
     pub fn new(
         settings: &TlsSettings,
         chain: Vec<CertificateDer<'static>>,
@@ -68,7 +68,7 @@ impl WorkloadCert {
         Self::valid_at(settings, chain, key, roots, SystemTime::now())
     }
 
-    /// Builds a certificate like [`Self::new`], with the chain verified for another time.
+    /// Builds a certificate like [`Self::new`], but verifies the chain for a given time.
     pub fn valid_at(
         settings: &TlsSettings,
         chain: Vec<CertificateDer<'static>>,
@@ -129,7 +129,7 @@ impl WorkloadCert {
         })
     }
 
-    /// Builds a certificate from the CSR API's response: PEM texts, leaf first, roots last.
+    /// Builds a certificate from the CSR API's response: PEM texts, the leaf's first, the roots' last.
     pub fn from_response(
         settings: &TlsSettings,
         identity: &Identity,
@@ -152,12 +152,12 @@ impl WorkloadCert {
         &self.identity
     }
 
-    /// Start of the validity.
+    /// Returns the start of the certificate's validity.
     pub fn not_before(&self) -> SystemTime {
         self.not_before
     }
 
-    /// End of the validity.
+    /// Returns the end of the certificate's validity.
     pub fn not_after(&self) -> SystemTime {
         self.not_after
     }
@@ -176,12 +176,12 @@ impl WorkloadCert {
         self.not_before + life / 2
     }
 
-    /// Leaf and intermediates.
+    /// Returns the certificate chain: leaf and intermediates.
     pub fn chain(&self) -> &[CertificateDer<'static>] {
         &self.key.cert
     }
 
-    /// The mesh's roots.
+    /// Returns the root certificates of the mesh.
     pub fn roots(&self) -> &[CertificateDer<'static>] {
         &self.roots
     }
@@ -207,11 +207,10 @@ impl WorkloadCert {
             .clone()
     }
 
-    /// Returns why a peer that was accepted at a given time is no longer accepted, if so. Open
-    /// connections are not closed because a certificate has expired since.
+    /// Returns the reason why a peer that was accepted at a given time is no longer accepted, if there is one. The
+    /// expiry of its certificate since then is none.
     ///
-    /// Evaluated again for established connections whenever revocation lists or trust domains
-    /// change.
+    /// Evaluated again for established connections whenever revocation lists or trust domains change.
     pub fn withdrawal(
         &self,
         peer: Peer<'_>,
@@ -234,8 +233,8 @@ impl WorkloadCert {
         }
     }
 
-    /// Completes once a peer accepted now is no longer accepted. `None` if neither revocation lists
-    /// nor other trust domains concern the peer.
+    /// Returns a future that completes once a peer that is accepted now is no longer accepted; `None` if the decision
+    /// depends neither on revocation lists nor on configured trust domains.
     pub fn withdrawn(
         self: &Arc<Self>,
         peer: Peer<'_>,
@@ -302,7 +301,7 @@ impl WorkloadCert {
     }
 }
 
-/// Waits for a change; forever if there is nothing to follow, or it is no longer followed.
+/// Waits for the next notification; forever if there is no receiver, or its sender is gone.
 async fn changed(changes: &mut Option<watch::Receiver<u64>>) {
     if let Some(changes) = changes
         && changes.changed().await.is_ok()

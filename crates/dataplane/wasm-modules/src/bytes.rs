@@ -1,4 +1,4 @@
-//! Bytes of modules: their limit, their digest, and reading them from files.
+//! Contents of Wasm modules: maximum size, digest, and reading them from files.
 
 use std::io;
 
@@ -11,7 +11,7 @@ pub(crate) const MAX_MODULE_BYTES: usize = 64 << 20;
 /// Error of reading a module from a file.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// File that cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {path}")]
     Read {
         /// Path of the file.
@@ -20,12 +20,12 @@ pub enum FileError {
         #[source]
         error: io::Error,
     },
-    /// File that exceeds the maximum size of modules.
+    /// The file exceeds `MAX_MODULE_BYTES`.
     #[error("the module has more than {MAX_MODULE_BYTES} bytes")]
     TooLarge,
 }
 
-/// SHA-256 digest in hexadecimal.
+/// Returns the SHA-256 digest in hexadecimal.
 pub(crate) fn digest(bytes: &[u8]) -> String {
     format!("{:x}", Sha256::digest(bytes))
 }

@@ -1,5 +1,5 @@
-//! Disk cache of modules, so that a new worker or pod does not fetch them again. Modified files are
-//! ignored; failures to store a module are not errors.
+//! Disk cache of Wasm modules, so that a new worker or pod does not fetch them again. Modified files are ignored;
+//! failures to store a module are not errors.
 
 use std::{
     io,
@@ -9,7 +9,7 @@ use std::{
 
 use crate::bytes::{digest, read_file};
 
-/// Bytes of all files.
+/// Maximum size of all cached modules together, in bytes.
 const MAX_BYTES: u64 = 256 << 20;
 
 #[derive(Debug)]
@@ -21,9 +21,9 @@ pub(super) struct Cache {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Key<'a> {
     pub(super) url: &'a str,
-    /// Expected digest of the module.
+    /// Digest that the plugin's configuration requires; empty if it requires none.
     pub(super) expected: &'a str,
-    /// Namespace of the registry credentials; empty without credentials.
+    /// Namespace of the plugin's registry credentials; empty without credentials.
     pub(super) whose: &'a str,
 }
 
@@ -32,7 +32,7 @@ impl Cache {
         Self { directory }
     }
 
-    /// Returns the file prefix for a plugin's source. File names also contain the digest of the content.
+    /// Returns the file-name prefix for a key. The rest of a file name is the digest of its contents.
     fn prefix(
         Key {
             url,
@@ -80,8 +80,7 @@ impl Cache {
         self.prune(prefix, name).await
     }
 
-    /// Removes older files of the same plugin, and the oldest of other plugins beyond the size
-    /// limit.
+    /// Removes earlier modules of the same key, and the oldest ones of others beyond the size limit.
     async fn prune(&self, prefix: &str, keep: &str) -> io::Result<()> {
         let mut all: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
         let mut files = tokio::fs::read_dir(&self.directory).await?;

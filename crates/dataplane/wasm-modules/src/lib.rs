@@ -1,7 +1,7 @@
-//! Modules of Wasm plugins, from files, HTTP servers, and images in registries: their size is
-//! bounded, they are verified against the digest in the plugin's configuration, and cached on disk.
+//! Fetches modules of Wasm plugins from files, HTTP servers, and images in registries: their size is bounded, they
+//! are verified against the digest in the plugin's configuration, and cached on disk.
 //!
-//! Which addresses a plugin's module may come from is the caller's decision ([`Admission`]). Modules are bytes here:
+//! The caller decides from which addresses a plugin's module may be fetched ([`Admission`]). Modules are bytes here:
 //! `ambit-wasm` compiles and runs them.
 #![forbid(unsafe_code)]
 
@@ -20,41 +20,41 @@ pub use oci::OciError;
 use bytes::{MAX_MODULE_BYTES, digest, read_file};
 use cache::Cache;
 
-/// Fetcher of plugins' modules.
+/// Fetches plugins' modules, and caches them on disk.
 #[derive(Debug)]
 pub struct Fetcher {
     cache: Cache,
     client: Client,
-    /// Registries without TLS.
+    /// Registries that are called without TLS; `*` matches all.
     insecure: Vec<String>,
-    /// Timeout of one fetch.
+    /// Timeout of fetching one module.
     timeout: Duration,
 }
 
 /// Error of fetching a module.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// URL of another scheme.
+    /// The URL has an unsupported scheme.
     #[error("{0}: neither oci, http, https nor file")]
     Scheme(String),
-    /// File that cannot be read, or is too large.
+    /// The file cannot be read, or is too large.
     #[error(transparent)]
     File(#[from] FileError),
-    /// Module with another digest than its plugin's configuration gives.
+    /// The module's digest is not the one that the plugin's configuration requires.
     #[error("the digest is {is}, not {expected} as in spec.sha256")]
     Digest {
-        /// Digest of the module or of its image, in hex.
+        /// Digest of the module or of its image, in hexadecimal.
         is: String,
-        /// Digest in the configuration.
+        /// Digest in the plugin's configuration.
         expected: String,
     },
-    /// Fetch that exceeds its timeout.
+    /// The module could not be fetched within this time.
     #[error("it took more than {0:?} (AMBIT_WASM_FETCH_TIMEOUT)")]
     TooLong(Duration),
-    /// Failed request to a server of HTTP.
+    /// The HTTP request for the module failed.
     #[error(transparent)]
     Http(#[from] ambit_fetch::FetchError),
-    /// Image that cannot be pulled.
+    /// The image could not be pulled.
     #[error(transparent)]
     Image(#[from] OciError),
 }
@@ -74,7 +74,8 @@ impl Fetcher {
     /// Fetches the module of a plugin, from addresses that `admission` permits.
     ///
     /// # Errors
-    /// If the module cannot be fetched in time, is too large, or has another digest than the configuration gives.
+    ///
+    /// When the module cannot be fetched in time, is too large, or does not have the configured digest.
     pub async fn fetch(
         &self,
         config: &WaypointExtension,
@@ -139,7 +140,7 @@ impl Fetcher {
     }
 }
 
-/// Returns the bytes if they, or the image that contains them, have the digest.
+/// Returns the module if it, or the image that contains it, has the expected digest.
 fn verified(bytes: Vec<u8>, expected: &str, image: Option<&str>) -> Result<Vec<u8>, FetchError> {
     if expected.is_empty() || image == Some(expected) {
         return Ok(bytes);

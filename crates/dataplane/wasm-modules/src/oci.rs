@@ -1,5 +1,5 @@
-//! Pulls images from registries by the distribution API: the module is a layer by itself, or
-//! `plugin.wasm` in the last layer of an ordinary container image.
+//! Pulls images from registries by the OCI distribution API: the module is a layer by itself, or `plugin.wasm` in the
+//! last layer of an ordinary container image.
 
 mod challenge;
 mod credentials;
@@ -21,9 +21,9 @@ use challenge::Challenge;
 use credentials::credentials;
 pub use error::OciError;
 
-/// Maximum size of a manifest, an index and a token, in bytes.
+/// Maximum size of a manifest, an image index or a token response, in bytes.
 const MAX_MANIFEST_BYTES: usize = 4 << 20;
-/// Media types of layers that contain modules.
+/// Media types of layers that are a module.
 const MODULES: [&str; 4] = [
     "application/vnd.wasm.content.layer.v1+wasm",
     "application/vnd.module.wasm.content.layer.v1+wasm",
@@ -32,19 +32,19 @@ const MODULES: [&str; 4] = [
 ];
 const MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json";
 
-/// Name of an image.
+/// Reference of an image: registry, repository, and tag or digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Image {
     pub(super) registry: String,
     repository: String,
-    /// A tag, or `sha256:` and the digest of a manifest.
+    /// Tag, or `sha256:` and the digest of a manifest.
     reference: String,
 }
 
-/// A pulled module.
+/// Module from an image.
 pub(super) struct Pulled {
     pub(super) module: Vec<u8>,
-    /// Digest of the manifest in hex.
+    /// Digest of the image's manifest, in hexadecimal.
     pub(super) digest: String,
 }
 
@@ -122,7 +122,7 @@ struct Descriptor {
     digest: String,
 }
 
-/// Servers of an image, and how to call them.
+/// Client for the registry of one image, with its authentication.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Server<'a, A> {
     pub(super) client: &'a Client,
@@ -131,7 +131,7 @@ pub(super) struct Server<'a, A> {
     pub(super) is_insecure: bool,
 }
 
-/// Pulls the module of an image.
+/// Pulls an image, and returns the module in it.
 pub(super) async fn pull<A: Admission>(
     server: Server<'_, A>,
     image: &Image,
@@ -166,13 +166,13 @@ pub(super) async fn pull<A: Admission>(
 struct Registry<'a, A> {
     server: Server<'a, A>,
     image: &'a Image,
-    /// Basic authentication with user and password.
+    /// `Authorization` header for basic authentication, from the pull secret.
     basic: Option<HeaderValue>,
     authorization: Option<HeaderValue>,
 }
 
 impl<A: Admission> Registry<'_, A> {
-    /// Fetches a manifest with its digest, which is verified if `reference` is a digest.
+    /// Fetches a manifest and returns it with its digest, which is verified if `reference` is a digest.
     async fn manifest(&mut self, reference: &str) -> Result<(Manifest, String), OciError> {
         let url = self
             .image
@@ -249,7 +249,8 @@ impl<A: Admission> Registry<'_, A> {
         client.get(get, admission).await
     }
 
-    /// Authorization header for a challenge: the password itself, or a token that is exchanged for it.
+    /// Returns the `Authorization` header for a challenge: basic authentication, or a token that the token server
+    /// issues.
     async fn authorize(&self, challenge: &Challenge) -> Result<HeaderValue, OciError> {
         let (realm, service) = match challenge {
             Challenge::Basic => return self.basic.clone().ok_or(OciError::NoCredentials),
@@ -280,9 +281,9 @@ impl<A: Admission> Registry<'_, A> {
         Ok(value)
     }
 
-    /// Whether a password may be sent to the registry's realm. The registry chooses the realm,
-    /// since it could receive the password itself; but in plaintext it may only be the registry
-    /// itself, and only if the registry is called in plaintext.
+    /// Checks that the password may be sent to the token server (realm) that the registry names. The registry chooses
+    /// the server, since it could receive the password itself; but over plaintext, only the registry itself may
+    /// receive it, and only if the registry is called in plaintext.
     fn allow(&self, realm: &str) -> Result<(), OciError> {
         let uri: Option<http::Uri> = realm.parse().ok();
         let authority = uri.as_ref().and_then(http::Uri::authority);
@@ -298,7 +299,7 @@ impl<A: Admission> Registry<'_, A> {
     }
 }
 
-/// Percent-encodes a text for a query.
+/// Percent-encodes a value for a query string.
 fn encoded(text: &str) -> String {
     let mut out = String::new();
     for byte in text.bytes() {
@@ -311,7 +312,7 @@ fn encoded(text: &str) -> String {
     out
 }
 
-/// Extracts `plugin.wasm` from the top of a layer.
+/// Extracts `plugin.wasm` from the top directory of a layer.
 fn unpack(layer: &[u8]) -> Result<Vec<u8>, OciError> {
     let most = u64::try_from(MAX_MODULE_BYTES).unwrap_or(u64::MAX);
     let is_packed = layer.starts_with(&[0x1f, 0x8b]);

@@ -1,9 +1,9 @@
-//! Constants and encodings of the ABI: statuses, kinds of maps and buffers, and serialized lists of pairs.
+//! Constants and encodings of the proxy-wasm ABI: statuses, kinds of maps and buffers, and serialized lists of pairs.
 
-/// Import module of the functions of the ABI.
+/// Wasm import module that contains the ABI's host functions.
 pub(crate) const ENV: &str = "env";
 
-/// Status that a host function returns.
+/// Status that a host function returns to the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
     Ok = 0,
@@ -17,7 +17,7 @@ pub(crate) enum Status {
     Unimplemented = 12,
 }
 
-/// Header maps that modules can access.
+/// Header maps that modules can read and change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MapKind {
     RequestHeaders,
@@ -46,7 +46,7 @@ impl MapKind {
     }
 }
 
-/// Buffers that modules can access.
+/// Buffers that modules can read and change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BufferKind {
     RequestBody,
@@ -72,10 +72,11 @@ impl BufferKind {
     }
 }
 
-/// Maximum pairs of one list.
+/// Maximum pairs in one serialized list.
 const MAX_PAIRS: usize = 1024;
 
-/// Serializes a list of pairs: their number, the lengths of all, then names and values, each with a terminating zero.
+/// Serializes a list of pairs: their number, the lengths of all names and values, then names and values, each with a
+/// terminating zero.
 pub fn write_pairs<'a>(pairs: impl Iterator<Item = (&'a [u8], &'a [u8])> + Clone) -> Vec<u8> {
     let count = pairs.clone().count();
     let sizes: usize = pairs

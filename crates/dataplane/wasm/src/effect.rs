@@ -1,4 +1,4 @@
-//! Network effects that a module requests, and their results.
+//! Network calls and other effects that a module requests from the waypoint, and their results.
 
 use std::{
     sync::{
@@ -16,11 +16,11 @@ use crate::{
     stream::{ContextId, Head},
 };
 
-/// Number of a call or stream.
+/// Number by which a module identifies one of its calls or streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(pub(crate) u32);
 
-/// Kind of a call.
+/// Protocol of a module's call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallKind {
     /// HTTP request and its response.
@@ -29,27 +29,28 @@ pub enum CallKind {
     Grpc,
 }
 
-/// HTTP or gRPC call of a module.
+/// HTTP or gRPC call that a module requests.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// Context of the request for which the module calls, or the plugin's root context.
+    /// Context that makes the call: a request's, or the plugin's root context.
     pub context: ContextId,
-    /// Upstream that the module names.
+    /// Upstream as the module names it.
     pub upstream: String,
     /// Request headers; `:authority` is absent for gRPC.
     pub head: Head,
-    /// Body of the request.
+    /// Request body; for gRPC, the message without its framing.
     pub body: Bytes,
     /// Trailers of the request.
     pub trailers: HeaderMap,
-    /// Timeout that the module sets for the response.
+    /// Timeout of the response, which the module sets.
     pub timeout: Duration,
     /// Kind of the call.
     pub kind: CallKind,
     pub(crate) outstanding: Outstanding,
 }
 
-/// Calls and streams of an instance that have not ended. A cancelled one ends when its permit is dropped.
+/// Counts an instance's outstanding calls and streams, and their bytes. A cancelled call counts until its permit is
+/// dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
     count: AtomicUsize,
@@ -57,7 +58,7 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// Counts a call; `None` if the calls or their bytes exceed the limits.
+    /// Takes a permit for a call; `None` if the calls or their bytes exceed the limits.
     pub(crate) fn begin(self: &Arc<Self>, bytes: usize, most: usize) -> Option<Outstanding> {
         let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
         let all = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -66,7 +67,7 @@ impl Calls {
     }
 }
 
-/// Permit of [`Calls`] for one call. Clones share it.
+/// Permit of one outstanding call. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Outstanding(#[expect(dead_code, reason = "what it does is to be held")] Arc<Share>);
 
@@ -81,13 +82,13 @@ impl Drop for Share {
 }
 
 impl Call {
-    /// Returns a guard that counts the call as outstanding until it is dropped.
+    /// Returns the permit that counts the call as outstanding until it is dropped.
     pub fn outstanding(&self) -> Outstanding {
         self.outstanding.clone()
     }
 }
 
-/// Response to a call.
+/// Response to a module's call.
 #[derive(Clone, Debug, Default)]
 pub struct CallResponse {
     /// Response headers; empty without a response.
@@ -100,40 +101,40 @@ pub struct CallResponse {
     pub grpc_status: (u32, String),
 }
 
-/// Effect that a module requests, or has caused.
+/// Effect that a module requests from the waypoint.
 #[derive(Debug)]
 pub enum Effect {
-    /// Change after which [`crate::Vm::outcome`] of a request may differ.
+    /// Signals that [`crate::Vm::outcome`] of a request's context may have changed.
     Changed(ContextId),
     /// Starts a call.
     Call(Token, Box<Call>),
-    /// Opens a gRPC stream, by a call without a body.
+    /// Opens a gRPC stream; the call has no body.
     Open(Token, Box<Call>),
     /// Sends a message on a stream.
     Send(Token, Message),
     /// Cancels a call or stream whose context has ended.
     Cancelled(Token),
-    /// Subscribes the plugin to messages in a queue.
+    /// Subscribes the plugin to messages in a shared queue.
     Listens(u32),
-    /// Message added to a shared queue.
+    /// Signals that a message was added to a shared queue.
     Enqueued(u32),
 }
 
-/// Maximum queued messages, since even empty ones use memory.
+/// Maximum unsent messages of an instance, since even empty ones use memory.
 const MAX_WAITING: usize = 1024;
 
-/// Message that a module sends on a gRPC stream. It counts as unsent until it is dropped.
+/// Message that a module sends on a gRPC stream. It counts as unsent until the value is dropped.
 #[derive(Debug)]
 pub struct Message {
     /// Message without its framing; `None` if there is only the end of the stream.
     pub bytes: Option<Bytes>,
-    /// Whether the module ends its side of the stream with it.
+    /// Whether the module closes its side of the stream after this message.
     pub is_end: bool,
     _counted: Counted,
 }
 
 impl Effect {
-    /// Whether the effect repeats another one.
+    /// Whether the effect would have no effect of its own after `other`, since both signal the same.
     fn repeats(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Changed(one), Self::Changed(other)) => one == other,
@@ -143,7 +144,7 @@ impl Effect {
         }
     }
 
-    /// Adds the effect to others, unless it repeats one of them.
+    /// Appends the effect to `others`, unless it repeats one of them.
     pub(crate) fn add_to(self, others: &mut Vec<Self>) {
         if !others.iter().any(|other| self.repeats(other)) {
             others.push(self);
@@ -164,7 +165,7 @@ impl Message {
     }
 }
 
-/// Bytes that an instance has sent on all of its streams, and that the network has not accepted.
+/// Counts bytes and messages that an instance has sent on its streams and the network has not accepted yet.
 #[derive(Debug, Default)]
 pub(crate) struct Unsent {
     bytes: AtomicUsize,
@@ -172,14 +173,14 @@ pub(crate) struct Unsent {
 }
 
 impl Unsent {
-    /// Whether the queue exceeds its limits.
+    /// Whether the unsent bytes or messages exceed their limits.
     pub(crate) fn is_too_much(&self, most_bytes: usize) -> bool {
         self.bytes.load(Ordering::Relaxed) > most_bytes
             || self.messages.load(Ordering::Relaxed) > MAX_WAITING
     }
 }
 
-/// Share of one message in the queue's limit.
+/// Guard that counts one message as unsent.
 #[derive(Debug)]
 struct Counted(Arc<Unsent>, usize);
 
@@ -190,15 +191,15 @@ impl Drop for Counted {
     }
 }
 
-/// Event on a stream of gRPC.
+/// Event on a module's gRPC stream.
 #[derive(Clone, Debug)]
 pub enum StreamEvent {
-    /// Response headers of the peer.
+    /// Response headers of the server.
     Began(HeaderMap),
-    /// Message without its framing.
+    /// Message of the server, without its framing.
     Message(Bytes),
-    /// End of the peer's stream, with trailers.
+    /// Trailers, which end the server's side of the stream.
     Trailers(HeaderMap),
-    /// End of the stream with a status and its message; no further event follows.
+    /// End of the stream with gRPC status and message; no further event follows.
     Closed(u32, String),
 }

@@ -1,4 +1,4 @@
-//! Compiled modules, and the clock that interrupts callbacks.
+//! Compiles modules, and drives the clock that interrupts callbacks.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -10,10 +10,10 @@ use crate::{
     memory_limit::ProcessMemory,
 };
 
-/// Supported ABI versions; a module exports the name of its version.
+/// Supported ABI versions; a module exports a function of this name.
 const VERSIONS: [&str; 2] = ["proxy_abi_version_0_2_1", "proxy_abi_version_0_2_0"];
 
-/// Compiler of modules. Clones share state.
+/// Compiler of Wasm modules. Clones share its state.
 #[derive(Clone)]
 pub struct Engine {
     engine: wasmtime::Engine,
@@ -27,7 +27,7 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// Compiled module. Clones share it.
+/// Compiled Wasm module. Clones share it.
 #[derive(Clone)]
 pub struct Module {
     pub(crate) engine: wasmtime::Engine,
@@ -41,35 +41,36 @@ impl fmt::Debug for Module {
     }
 }
 
-/// Reason why a module cannot be used.
+/// Reason why a Wasm module cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ModuleError {
-    /// Module of this size, which exceeds the limit.
+    /// The module has this size, which exceeds the limit.
     #[error("the module has {0} bytes, at most {MAX_MODULE} are taken")]
     TooLarge(usize),
-    /// Bytes that are not a module.
+    /// The bytes are not a valid Wasm module.
     #[error("this is no WebAssembly module that can be compiled: {0}")]
     Invalid(String),
-    /// Module for another host.
+    /// The module exports no supported version of the proxy-wasm ABI.
     #[error(
         "the module exports neither proxy_abi_version_0_2_1 nor proxy_abi_version_0_2_0: it is no proxy-wasm plugin"
     )]
     OtherAbi,
-    /// Module that imports functions which do not exist.
+    /// The module imports functions that the host does not provide.
     #[error("the module imports what this host does not have: {0}")]
     Imports(String),
-    /// Unsupported processor or operating system.
+    /// The processor or operating system does not support compilation at run time.
     #[error("WebAssembly cannot be run here: {0}")]
     Engine(String),
 }
 
 impl Engine {
-    /// Interval at which [`Self::tick`] must be called while there are instances.
+    /// Interval at which [`Self::tick`] must be called while there are instances of modules.
     pub const TICK: Duration = TICK;
 
-    /// Creates an engine without compiled modules.
+    /// Creates an engine.
     ///
     /// # Errors
+    ///
     /// When the system does not allow compilation at run time.
     pub fn new() -> Result<Self, ModuleError> {
         let mut config = Config::new();
@@ -89,7 +90,7 @@ impl Engine {
         })
     }
 
-    /// Advances the clock: callbacks that have exceeded their timeout trap.
+    /// Advances the clock by one tick: callbacks that have exceeded their timeout trap.
     pub fn tick(&self) {
         self.engine.increment_epoch();
     }
@@ -97,7 +98,8 @@ impl Engine {
     /// Compiles a module. Blocks for a long time, so it must not run on worker threads.
     ///
     /// # Errors
-    /// When the bytes are not a module, or not one for this host.
+    ///
+    /// When the bytes are not a Wasm module, or not one for this ABI.
     pub fn compile(&self, bytes: &[u8]) -> Result<Module, ModuleError> {
         if bytes.len() > MAX_MODULE {
             return Err(ModuleError::TooLarge(bytes.len()));

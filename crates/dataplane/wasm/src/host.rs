@@ -1,4 +1,4 @@
-//! Host functions of the ABI, and the state of an instance on which they operate.
+//! Host functions of the proxy-wasm ABI, and the state of an instance on which they operate.
 
 mod buffers;
 mod calls;
@@ -17,7 +17,7 @@ use wasmtime::Linker;
 pub(crate) use state::{Host, Received};
 pub(crate) use wasi::link_unsupported;
 
-/// Links the host functions.
+/// Adds all host functions to a linker.
 pub(crate) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     system::link(linker)?;
     headers::link(linker)?;

@@ -1,13 +1,13 @@
 //! Plugins of a waypoint: WebAssembly modules that are called for each request, by the proxy-wasm ABI 0.2.1.
 //!
 //! [`Engine`] compiles a [`Module`]; a [`Vm`] is an instance of it, one per worker and plugin. Each request is a
-//! context in the instance: the waypoint passes headers and bodies to the context, the module reads and changes them by
-//! the functions of `host`, and the waypoint takes them back. This crate neither waits nor sends: network calls of a
-//! module are [`Effect`]s, and the clock advances by [`Engine::tick`].
+//! context in the instance: the waypoint passes headers and bodies to the context, the module reads and changes them
+//! by the functions of `host`, and the waypoint takes them back. This crate neither waits nor sends: network calls of
+//! a module are [`Effect`]s, and the clock advances by [`Engine::tick`].
 //!
-//! Modules are hostile. Their pointers and lengths are checked before memory is accessed or allocated; their resources
-//! are bounded by [`Limits`]; a callback that exceeds its timeout traps, and after a trap the [`Vm`] is never entered
-//! again.
+//! Modules are untrusted. Their pointers and lengths are checked before memory is accessed or allocated; their
+//! resources are bounded by [`Limits`]; a callback that exceeds its timeout traps, and after a trap the [`Vm`] is
+//! never entered again.
 #![forbid(unsafe_code)]
 
 mod abi;

@@ -5,18 +5,18 @@ use std::time::Duration;
 /// Interval between two calls of [`crate::Engine::tick`].
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 
-/// Resource limits of one instance.
+/// Resource limits of one instance of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum linear memory in bytes.
     pub memory: usize,
-    /// Timeout of a callback.
+    /// Timeout of one callback.
     pub callback: Duration,
-    /// Timeout of the start including configuration.
+    /// Timeout of the instance's start, including its configuration.
     pub start: Duration,
-    /// Maximum bytes of a body that the plugin holds.
+    /// Maximum bytes of a body that the plugin buffers.
     pub body: usize,
-    /// Maximum outstanding calls.
+    /// Maximum outstanding calls and streams.
     pub calls: usize,
 }
 
@@ -38,9 +38,9 @@ pub(crate) fn ticks(time: Duration) -> u64 {
     u64::try_from(ticks).unwrap_or(u64::MAX / 2) + 1
 }
 
-/// Maximum size of one piece of data from a module: a value, a message, a log line.
+/// Maximum size of one value, message or log text from a module, in bytes.
 pub(crate) const MAX_PIECE: usize = 1 << 20;
-/// Maximum bytes of outstanding calls and streams, with their bodies.
+/// Maximum bytes of an instance's outstanding calls and streams, including their bodies.
 pub(crate) const MAX_CALL_BYTES: usize = 8 << 20;
 /// Maximum bytes of the names and values of one header map.
 pub(crate) const MAX_HEADER_BYTES: usize = 256 << 10;
@@ -48,13 +48,13 @@ pub(crate) const MAX_HEADER_BYTES: usize = 256 << 10;
 pub(crate) const MAX_PROPERTY_BYTES: usize = 64 << 10;
 /// Maximum log lines of an instance per second.
 pub(crate) const MAX_LINES: u32 = 100;
-/// Maximum bytes of the memories of all instances of a process.
+/// Maximum linear memory of all instances of a process, in bytes.
 pub(crate) const MAX_PROCESS_MEMORY: usize = 256 << 20;
 /// Maximum bytes of a log line.
 pub(crate) const MAX_LINE: usize = 4 << 10;
 /// Maximum properties that a module sets for one request.
 pub(crate) const MAX_PROPERTIES: usize = 64;
-/// Maximum entries of a function table.
+/// Maximum entries of a module's function table.
 pub(crate) const MAX_TABLE: usize = 100_000;
-/// Maximum bytes of a module.
+/// Maximum size of a module, in bytes.
 pub(crate) const MAX_MODULE: usize = 64 << 20;

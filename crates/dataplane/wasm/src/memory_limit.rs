@@ -1,4 +1,4 @@
-//! Limits of the memory that instances allocate: of each instance, and of all of a process together.
+//! Limits of linear memory: of each instance, and of all instances of a process together.
 
 use std::sync::{
     Arc,
@@ -9,7 +9,7 @@ use wasmtime::ResourceLimiter;
 
 use crate::limits::{MAX_PROCESS_MEMORY, MAX_TABLE};
 
-/// Bytes of the memories of all instances.
+/// Linear memory of all instances of the process, in bytes.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessMemory(AtomicUsize);
 
@@ -30,7 +30,7 @@ impl ProcessMemory {
     }
 }
 
-/// Allocation limiter of one instance.
+/// Limits the linear memory and tables that one instance allocates.
 #[derive(Debug)]
 pub(crate) struct Limiter {
     most: usize,

@@ -10,39 +10,39 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Maximum series of one plugin.
+/// Maximum metrics that one plugin defines.
 const MAX_SERIES: usize = 1024;
 /// Maximum length of a metric's name.
 const MAX_NAME: usize = 512;
-/// Upper bounds of histogram buckets.
+/// Upper bounds of the histograms' buckets.
 pub(crate) const BUCKETS: [u64; 19] = [
     1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000,
     600_000, 1_800_000, 3_600_000,
 ];
 
-/// Kind of a series.
+/// Type of a plugin's metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricKind {
-    /// Counter, which only grows.
+    /// Counter, which only increases.
     Counter,
-    /// Gauge, which is set.
+    /// Gauge, which can be set and decreased.
     Gauge,
-    /// Histogram, which sorts values.
+    /// Histogram, which counts values by bucket.
     Histogram,
 }
 
-/// Current value of a series.
+/// Current value of a plugin's metric.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetricValue {
     /// Value of a counter.
     Counter(u64),
     /// Value of a gauge.
     Gauge(u64),
-    /// Cumulative counts of buckets by upper bound, count and sum of a histogram.
+    /// Cumulative counts of a histogram's buckets by upper bound, number of values, and their sum.
     Histogram(Vec<(u64, u64)>, u64, u64),
 }
 
-/// Series of one plugin. Clones share them.
+/// Metrics of one plugin. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics(Arc<Mutex<Defined>>);
 
@@ -62,7 +62,8 @@ pub(crate) struct Series {
 }
 
 impl Metrics {
-    /// Defines a series and returns its number; `None` if there are too many, or if the name has another kind already.
+    /// Defines a metric and returns its number; `None` if there are too many, or if the name exists with another
+    /// type.
     pub(crate) fn define(&self, kind: MetricKind, name: &str) -> Option<u32> {
         let mut defined = self.0.lock();
         if let Some(id) = defined.ids.get(name) {
@@ -88,7 +89,7 @@ impl Metrics {
         self.0.lock().series.get(id as usize).cloned()
     }
 
-    /// Returns all metrics by name.
+    /// Returns all metrics with name and value.
     pub fn all(&self) -> Vec<(String, MetricValue)> {
         let series = self.0.lock().series.clone();
         let mut all: Vec<_> = series

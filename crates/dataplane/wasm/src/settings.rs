@@ -6,21 +6,21 @@ use bytes::Bytes;
 
 use crate::limits::Limits;
 
-/// Settings of a plugin.
+/// Settings of one plugin, for starting an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Name of the plugin (root ID), which the module can read.
+    /// Name of the plugin, which the module can read.
     pub name: String,
-    /// Root id: name of the plugin within the module.
+    /// Root id (`plugin_root_id`): selects the plugin within the module.
     pub root_id: String,
-    /// VM id: plugins with the same one share data.
+    /// VM id: plugins with the same VM id share data.
     pub vm_id: String,
-    /// Configuration of the plugin.
+    /// Configuration that the module reads as plugin configuration.
     pub configuration: Bytes,
-    /// Configuration of the VM.
+    /// Configuration that the module reads as VM configuration.
     pub vm_configuration: Bytes,
-    /// Environment of the module.
+    /// Environment variables of the module.
     pub environment: BTreeMap<String, String>,
-    /// Limits of an instance.
+    /// Resource limits of an instance.
     pub limits: Limits,
 }

@@ -1,4 +1,4 @@
-//! Data and queues that instances share. Instances with the same `vm_id` see the same data; queues are identified by
+//! Shared data and queues of plugins. Instances with the same `vm_id` see the same data; queues are identified by
 //! `vm_id` and name.
 
 use std::{
@@ -11,16 +11,16 @@ use parking_lot::Mutex;
 
 use crate::abi::Status;
 
-/// Maximum bytes of all data and queued messages of one `vm_id`.
+/// Maximum bytes of the data and queued messages of one `vm_id`.
 const MAX_BYTES: usize = 16 << 20;
-/// Maximum bytes of all VMs together.
+/// Maximum bytes of the data and queued messages of all `vm_id`s together.
 const MAX_ALL_BYTES: usize = 64 << 20;
-/// Maximum keys, and messages of one queue.
+/// Maximum keys of one `vm_id`, and maximum messages of one queue.
 const MAX_ENTRIES: usize = 16 << 10;
 /// Maximum queues of one `vm_id`.
 const MAX_QUEUES: usize = 32;
 
-/// Data that all plugins of a waypoint share. Clones share it.
+/// Data and queues that all plugins of a waypoint share. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Shared(Arc<Mutex<Inner>>);
 
@@ -33,7 +33,7 @@ struct Inner {
 }
 
 impl Inner {
-    /// Whether the store has room for this many more bytes.
+    /// Whether `more` bytes fit into the limit.
     fn has_room(&self, more: usize) -> bool {
         let data = self.data.values().map(|data| data.bytes);
         let queues = self.queues.values().map(|queue| queue.bytes);
@@ -67,7 +67,7 @@ impl Shared {
         self.0.lock().data.get(vm_id)?.values.get(key).cloned()
     }
 
-    /// Sets a value; `cas` is the expected version, or zero for any.
+    /// Sets the value of a key; `cas` is the expected version, or zero for any.
     pub(crate) fn set(&self, vm_id: &str, key: &[u8], value: &[u8], cas: u32) -> Status {
         let mut inner = self.0.lock();
         let has_room = inner.has_room(key.len() + value.len());
@@ -114,7 +114,7 @@ impl Shared {
         Some(number)
     }
 
-    /// Removes the shared data of a `vm_id` without plugins.
+    /// Removes the data and queues of a `vm_id` that no plugin uses any more.
     pub fn forget(&self, vm_id: &str) {
         let mut inner = self.0.lock();
         inner.data.remove(vm_id);
@@ -142,7 +142,7 @@ impl Shared {
         Status::Ok
     }
 
-    /// Returns the number of messages in a queue.
+    /// Returns the number of messages in a shared queue.
     pub fn waiting(&self, queue: u32) -> usize {
         let inner = self.0.lock();
         inner

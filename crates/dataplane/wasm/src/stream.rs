@@ -1,18 +1,18 @@
-//! State of one request as a plugin sees it.
+//! State of one request in an instance, as the plugin sees it.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 
-/// Number of a context in one instance. The root context of a plugin is the first.
+/// Number of a context in one instance. The plugin's root context is the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ContextId(pub(crate) u32);
 
-/// Root context of the plugin.
+/// Context of the plugin itself, in which it starts and receives timers and calls.
 pub(crate) const ROOT: ContextId = ContextId(1);
 
-/// Direction of a stream: request or response.
+/// Direction of an HTTP exchange: request or response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the client to the upstream.
@@ -34,14 +34,14 @@ pub struct Head {
 const PSEUDO: [&str; 5] = [":method", ":scheme", ":authority", ":path", ":status"];
 
 impl Head {
-    /// Returns a pseudo-header.
+    /// Returns the value of a pseudo-header.
     pub fn pseudo(&self, name: &str) -> Option<&str> {
         let mut all = self.pseudo.iter();
         all.find(|(of, _)| *of == name)
             .map(|(_, value)| value.as_str())
     }
 
-    /// Removes and returns a pseudo-header.
+    /// Removes a pseudo-header and returns its value.
     pub fn take_pseudo(&mut self, name: &str) -> Option<String> {
         let index = self.pseudo.iter().position(|(of, _)| *of == name)?;
         Some(self.pseudo.swap_remove(index).1)
@@ -58,14 +58,14 @@ impl Head {
     }
 }
 
-/// Local response of a plugin.
+/// Response that a plugin sends in place of the upstream's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalResponse {
     /// HTTP status between 200 and 599.
     pub status: u16,
     /// Response-code details for the access log.
     pub details: String,
-    /// Headers without connection and framing headers.
+    /// Headers of the response, without connection and framing headers.
     pub headers: HeaderMap,
     /// Body of the response.
     pub body: Bytes,
@@ -73,41 +73,41 @@ pub struct LocalResponse {
     pub grpc_status: Option<u32>,
 }
 
-/// State of a request after a callback.
+/// Decision of a plugin on a request or response, after a callback.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The request or response continues.
     Go,
     /// The request is paused until the plugin resumes it.
     Paused,
-    /// The plugin responds to the request.
+    /// The plugin answers the request with its own response.
     Answered(LocalResponse),
-    /// The request was reset.
+    /// The plugin resets the request.
     Closed,
-    /// The plugin holds more of a body than its limit.
+    /// The plugin buffers more of a body than its limit.
     TooLarge,
 }
 
-/// Value of a property.
+/// Value of a proxy-wasm property.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// Text, passed without a terminator.
+    /// String, which is passed without a terminator.
     Text(String),
-    /// Integer of eight bytes.
+    /// Integer, which is passed as eight bytes.
     Number(i64),
-    /// Boolean value of one byte.
+    /// Boolean, which is passed as one byte.
     Bool(bool),
     /// List of pairs, such as headers.
     Pairs(Vec<(String, String)>),
 }
 
-/// Attributes of a request that the proxy knows besides its headers.
+/// Properties of a request that the proxy resolves for its plugins.
 pub trait Facts: Send + Sync {
-    /// Returns a property by its path.
+    /// Returns the property at a path, such as `["source", "address"]`.
     fn property(&self, path: &[&str]) -> Option<Value>;
 }
 
-/// Stream context of an instance.
+/// Context of one request in an instance.
 pub(crate) struct Stream {
     pub(crate) facts: Arc<dyn Facts>,
     pub(crate) request: Head,
@@ -120,9 +120,9 @@ pub(crate) struct Stream {
     pub(crate) response_paused: bool,
     pub(crate) answer: Option<LocalResponse>,
     pub(crate) closed: bool,
-    /// Properties that the module set.
+    /// Properties that the module has set.
     pub(crate) properties: BTreeMap<Vec<u8>, Bytes>,
-    /// Whether the request has ended, while the module delays the deletion of its context.
+    /// Whether the request has ended; the module may delay the deletion of its context.
     pub(crate) is_done: bool,
 }
 

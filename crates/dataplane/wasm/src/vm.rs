@@ -1,4 +1,4 @@
-//! One instance of a module: its contexts, and the callbacks by which it receives events.
+//! Instance of a module: its contexts, and the callbacks by which it receives events.
 
 mod callbacks;
 mod calls;
@@ -23,10 +23,10 @@ use crate::{
 use callbacks::Callbacks;
 pub use failure::Failure;
 
-/// Maximum ended requests whose contexts a module keeps.
+/// Maximum ended requests whose contexts a module may keep.
 const MAX_LINGERING: usize = 1024;
 
-/// Instance of a module, as described for this crate.
+/// Instance of a module for one plugin and worker.
 pub struct Vm {
     store: Store<Host>,
     callbacks: Callbacks,
@@ -47,7 +47,8 @@ impl Vm {
     /// Creates and configures an instance. Blocks for a long time, so it must not run on worker threads.
     ///
     /// # Errors
-    /// When it traps, times out, or rejects its configuration.
+    ///
+    /// When the module traps, times out, or rejects its configuration.
     pub fn start(
         module: &Module,
         settings: Arc<Settings>,
@@ -114,7 +115,7 @@ impl Vm {
         Ok(vm)
     }
 
-    /// Whether the instance has failed.
+    /// Whether the instance has failed, so that it must not be used any more.
     pub fn is_dead(&self) -> bool {
         self.is_dead
     }
@@ -131,14 +132,14 @@ impl Vm {
         }
     }
 
-    /// Returns the tick interval that the module requested; `None` if it set none.
+    /// Returns the interval of [`Self::tick`] that the module requested; `None` if it set none.
     pub fn tick_period(&self) -> Option<Duration> {
         let period = self.store.data().tick_period;
         // A minimum interval bounds the load of timers.
         (period > 0).then(|| Duration::from_millis(period.into()).max(Duration::from_millis(10)))
     }
 
-    /// Returns the effects since the last call of this method.
+    /// Returns the effects that the module has requested since the last call of this method.
     pub fn take_effects(&mut self) -> Vec<Effect> {
         std::mem::take(&mut self.store.data_mut().effects)
     }
@@ -146,7 +147,8 @@ impl Vm {
     /// Creates the context of a request.
     ///
     /// # Errors
-    /// When the module fails.
+    ///
+    /// When a callback of the module fails.
     pub fn open(&mut self, facts: Arc<dyn Facts>) -> Result<ContextId, Failure> {
         let mut number = self.last.wrapping_add(1).max(ROOT.0 + 1);
         while self.store.data().streams.contains_key(&ContextId(number)) {
@@ -168,7 +170,8 @@ impl Vm {
     /// Passes the headers of a request or response to the module; [`Self::take_head`] returns them.
     ///
     /// # Errors
-    /// When the module fails.
+    ///
+    /// When a callback of the module fails.
     pub fn headers(
         &mut self,
         of: Direction,
@@ -195,16 +198,17 @@ impl Vm {
         Ok(self.acted(of, id, action))
     }
 
-    /// Returns the headers as modified by the module.
+    /// Removes and returns the headers, as the module has modified them.
     pub fn take_head(&mut self, of: Direction, id: ContextId) -> Option<Head> {
         // A copy, since the module may still read it.
         Some(self.stream(id)?.head(of).clone())
     }
 
-    /// Passes a part of a body to the module; [`Self::take_body`] returns the released bytes.
+    /// Passes a part of a body to the module; [`Self::take_body`] returns the bytes that it releases.
     ///
     /// # Errors
-    /// When the module fails.
+    ///
+    /// When a callback of the module fails.
     pub fn body(
         &mut self,
         of: Direction,
@@ -238,7 +242,7 @@ impl Vm {
         Ok(outcome)
     }
 
-    /// Returns the held body as modified by the module.
+    /// Removes and returns the buffered body, as the module has modified it.
     pub fn take_body(&mut self, of: Direction, id: ContextId) -> Bytes {
         let body = self
             .stream(id)
@@ -249,7 +253,8 @@ impl Vm {
     /// Passes trailers to the module; [`Self::take_trailers`] returns them.
     ///
     /// # Errors
-    /// When the module fails.
+    ///
+    /// When a callback of the module fails.
     pub fn trailers(
         &mut self,
         of: Direction,
@@ -276,7 +281,7 @@ impl Vm {
         Ok(self.acted(of, id, action))
     }
 
-    /// Returns the trailers as modified by the module.
+    /// Removes and returns the trailers, as the module has modified them.
     pub fn take_trailers(&mut self, of: Direction, id: ContextId) -> HeaderMap {
         let trailers = self
             .stream(id)
@@ -284,9 +289,10 @@ impl Vm {
         trailers.unwrap_or_default()
     }
 
-    /// Returns the state of a stream. A local response is returned once.
+    /// Returns the module's decision on a request or response. A response of the plugin is returned once.
     ///
     /// # Errors
+    ///
     /// When the instance has failed.
     pub fn outcome(&mut self, of: Direction, id: ContextId) -> Result<Outcome, Failure> {
         if self.is_dead {
@@ -303,10 +309,11 @@ impl Vm {
         })
     }
 
-    /// Ends the context of a request.
+    /// Ends a request: its context is deleted, unless the module delays that.
     ///
     /// # Errors
-    /// When the module fails.
+    ///
+    /// When a callback of the module fails.
     pub fn close(&mut self, id: ContextId) -> Result<(), Failure> {
         let Some(stream) = self.stream(id) else {
             return Ok(());
@@ -339,20 +346,22 @@ impl Vm {
         Ok(())
     }
 
-    /// Calls the module's timer.
+    /// Calls the module's timer callback (`proxy_on_tick`).
     ///
     /// # Errors
-    /// When the module fails.
+    ///
+    /// When the callback fails.
     pub fn tick(&mut self) -> Result<(), Failure> {
         let tick = self.callbacks.tick.clone();
         self.callback("proxy_on_tick", ROOT, tick.as_ref(), ROOT.0)?;
         Ok(())
     }
 
-    /// Notifies the module of messages in a queue.
+    /// Notifies the module of messages in a shared queue (`proxy_on_queue_ready`).
     ///
     /// # Errors
-    /// When the module fails.
+    ///
+    /// When the callback fails.
     pub fn queue_ready(&mut self, queue: u32) -> Result<(), Failure> {
         let ready = self.callbacks.queue_ready.clone();
         self.callback(
@@ -368,7 +377,7 @@ impl Vm {
         self.store.data_mut().streams.get_mut(&id)
     }
 
-    /// Records the action that the module returned, and returns the request's state.
+    /// Records the action that a callback returned, and returns the decision on the request or response.
     fn acted(&mut self, of: Direction, id: ContextId, action: Option<u32>) -> Outcome {
         if let Some(stream) = self.stream(id) {
             *stream.paused(of) = action.unwrap_or(0) != 0;
@@ -376,7 +385,7 @@ impl Vm {
         self.outcome(of, id).unwrap_or(Outcome::Closed)
     }
 
-    /// Calls a callback of a context, and then deletes the contexts that the module has marked as done.
+    /// Calls a callback in a context, and then deletes the contexts that the module has marked as done.
     fn callback<P: WasmParams, R: WasmResults>(
         &mut self,
         name: &'static str,
@@ -448,7 +457,7 @@ impl Vm {
     }
 }
 
-/// Attributes of a request that has ended.
+/// Properties of a request that has ended: there are none.
 struct EndedRequest;
 
 impl Facts for EndedRequest {
@@ -457,7 +466,7 @@ impl Facts for EndedRequest {
     }
 }
 
-/// Formats the error with its causes, without the module's stack frames.
+/// Formats an error with its causes, without the module's stack frames.
 fn failure_text(error: &wasmtime::Error) -> String {
     let causes = error.chain().map(ToString::to_string);
     let text = causes.filter(|cause| !cause.starts_with("error while executing"));

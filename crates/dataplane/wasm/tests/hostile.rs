@@ -1,4 +1,4 @@
-//! Modules that spin, allocate, flood and send invalid sizes: their resources are bounded.
+//! Tests that the resources of modules that loop, allocate, flood and pass invalid sizes are bounded.
 #![expect(clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -38,7 +38,7 @@ fn settings() -> Arc<Settings> {
     })
 }
 
-/// Returns a module of 17 pages whose memory begins with `data`, with these imports and these functions.
+/// Builds the text of a module of 17 memory pages, with these imports and functions, whose memory begins with `data`.
 fn module(imports: &str, data: &str, functions: &str) -> String {
     format!(
         "(module {imports} (memory (export \"memory\") 17)
@@ -55,7 +55,7 @@ fn on_request(body: &str) -> String {
     )
 }
 
-/// Repeats a statement.
+/// Builds a loop that executes a statement `count` times.
 fn times(count: u32, statement: &str) -> String {
     format!(
         "(local.set $n (i32.const {count}))
@@ -84,7 +84,7 @@ fn ask(vm: &mut Vm) -> (ContextId, Result<Outcome, Failure>) {
     (id, outcome)
 }
 
-/// Runs a request in a module with this import, data and statement.
+/// Runs a request in a module with one import, data and a statement.
 fn run(import: &str, data: &str, statement: &str) -> (Vm, ContextId) {
     let engine = engine();
     let wat = module(import, data, &on_request(statement));
@@ -134,7 +134,7 @@ fn properties_of_a_request_are_bounded_in_bytes() {
 const CALLS: &str = "(import \"env\" \"proxy_http_call\" (func $call (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
     (import \"env\" \"proxy_grpc_cancel\" (func $cancel (param i32) (result i32)))";
 
-/// Returns data with the upstream, and with the headers of a call at address 16.
+/// Builds memory data with the name of an upstream, and with the headers of a call at address 16.
 fn call_data() -> (String, usize) {
     let pairs: [(&[u8], &[u8]); 3] = [
         (b":method", b"GET"),

@@ -1,4 +1,4 @@
-//! Hand-written modules in the host: inputs of callbacks, results of host functions, and failures.
+//! Tests of hand-written modules in the host: inputs of callbacks, results of host functions, and failures.
 #![expect(clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -59,7 +59,7 @@ fn start(wat: &str, configuration: &str) -> Result<(Engine, Vm), Failure> {
     Ok((engine, vm))
 }
 
-/// Returns a module with these imports and functions, and the required exports.
+/// Builds the text of a module with these imports and functions, and the required exports.
 fn module(imports: &str, functions: &str) -> String {
     format!(
         "(module {imports} (memory (export \"memory\") 1)
@@ -188,7 +188,7 @@ fn instance_is_unusable_after_a_trap() {
     assert_eq!(vm.open(Arc::new(NoFacts)), Err(Failure::Dead));
 }
 
-/// Runs a function while the engine's clock ticks.
+/// Runs a function while a thread advances the engine's clock.
 fn ticking<R>(engine: &Engine, run: impl FnOnce() -> R) -> R {
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {
@@ -426,10 +426,10 @@ const STREAM: &str = "(import \"env\" \"proxy_grpc_stream\" (func $open (param i
     (import \"env\" \"proxy_grpc_close\" (func $close (param i32) (result i32)))
     (import \"env\" \"proxy_get_status\" (func $status (param i32 i32 i32) (result i32)))";
 
-/// Opens a stream, whose number is written to address 1024.
+/// Statement that opens a stream and writes its number to address 1024.
 const OPEN: &str = "(call $open (i32.const 0) (i32.const 7) (i32.const 16) (i32.const 1) (i32.const 17) (i32.const 1) (i32.const 0) (i32.const 0) (i32.const 1024))";
 
-/// Returns a statement that calls a function and checks its status.
+/// Builds a statement that calls a function and traps unless it returns `status`.
 fn gives(status: u32, call: &str) -> String {
     format!("(if (i32.ne {call} (i32.const {status})) (then (unreachable)))")
 }

@@ -1,20 +1,20 @@
-//! Reconnection delays.
+//! Backoff between streams to the control plane.
 
 use std::time::Duration;
 
 const INITIAL_DELAY: Duration = Duration::from_millis(10);
-/// Maximum delay after a server that refuses: it is reachable, and may be overloaded.
+/// Maximum delay after a server that rejects streams: it is reachable, and may be overloaded.
 const REFUSED_CAP: Duration = Duration::from_secs(15);
-/// Maximum delay after a failed connection attempt, and so the time until a returned control plane
-/// is used.
+/// Maximum delay after a failed connection attempt, and so the time until a control plane that is available again is
+/// used.
 const UNREACHABLE_CAP: Duration = Duration::from_secs(1);
 
 /// How a stream, or an attempt to open one, ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ending {
-    /// The stream could not be opened.
+    /// The connection or stream could not be opened.
     ConnectFailed,
-    /// The server closed it in an ordinary way (rollout, connection age, transport closed).
+    /// The server ended the stream in an ordinary way (rollout, connection age, transport closed).
     Transient,
     /// The server ended the stream with an error status.
     Refused,
@@ -23,7 +23,7 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// The `reason` of the terminations metric.
+    /// Returns the label `reason` in the metric of terminations.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ConnectFailed => "ConnectionError",
@@ -36,9 +36,9 @@ impl Ending {
 
 #[derive(Debug)]
 pub(crate) struct Backoff {
-    /// Delay after a server that rejects streams or ends them early.
+    /// Next delay after a server that rejects streams or ends them early.
     refused: Duration,
-    /// Delay after a failed connection attempt.
+    /// Next delay after a failed connection attempt.
     unreachable: Duration,
 }
 
@@ -52,8 +52,8 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// Returns the delay after an ending. A stream that ends before its first response counts as
-    /// refused, however it ends: reconnecting at once would spin.
+    /// Returns the delay after the end of a stream. A stream that ends before its first response counts as rejected,
+    /// however it ends: reconnecting at once would spin.
     pub(crate) fn after(&mut self, ending: Ending, was_useful: bool) -> Duration {
         match ending {
             Ending::Transient if was_useful => {

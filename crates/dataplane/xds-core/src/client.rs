@@ -1,9 +1,10 @@
-//! The client's state machine: one stream, several resource types, each whole or on demand.
+//! State machine of the delta xDS client: one stream, several resource types, each with a wildcard or on-demand
+//! subscription.
 //!
-//! Known resources are kept while disconnected and sent to the server on reconnect; it then sends only
-//! what changed meanwhile and what is gone. A refused resource keeps the version of the last good one:
-//! the server sees that it must send it again, and its removal is still reported. A resource that was
-//! replaced by a substitute has a version that no server uses.
+//! Known resources are kept while disconnected and sent to the server on reconnect; it then sends only what changed
+//! meanwhile and what was removed. A rejected resource keeps the version of the last good one: the server sees that
+//! it must send it again, and its removal is still reported. A resource that was replaced by a substitute has a
+//! version that no server uses.
 
 use std::{
     collections::VecDeque,
@@ -15,69 +16,69 @@ use hashbrown::HashMap;
 
 use crate::{Ending, backoff::Backoff, known::Known};
 
-/// Time for which a negative answer is cached.
+/// Time for which the client caches that a resource does not exist.
 const ABSENT_TTL: Duration = Duration::from_secs(30);
-/// Maximum cached negative answers.
+/// Maximum cached names of resources that do not exist.
 const MAX_ABSENT: usize = 4096;
-/// The version of a resource that was replaced by a substitute: the server sends it again, even if it is
-/// the last good one.
+/// Version of a resource that was replaced by a substitute: no server uses it, so that the server sends the resource
+/// again.
 const REPLACED_VERSION: &str = "not-understood";
-/// Maximum length of a NACK's text in bytes: longer ones are truncated, servers only log them.
+/// Maximum length of a NACK's error text, in bytes; longer ones are truncated, since servers only log them.
 const MAX_NACK_BYTES: usize = 4096;
 
-/// Index of a configured resource type.
+/// Index of a resource type in the client's configuration.
 pub type Kind = usize;
 
-/// Configuration of a resource type.
+/// Subscription to a resource type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TypeConfig {
     /// Type URL of the subscription.
     pub type_url: ArcStr,
-    /// Whether only requested resources are subscribed to, instead of all.
+    /// Whether resources are subscribed to by name when needed; otherwise by wildcard.
     pub on_demand: bool,
 }
 
-/// A message to the server.
+/// Request on the stream (`DeltaDiscoveryRequest`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// The resource type.
+    /// Type URL of the resources.
     pub type_url: ArcStr,
     /// Names to subscribe to.
     pub subscribe: Vec<ArcStr>,
     /// Names to unsubscribe from.
     pub unsubscribe: Vec<ArcStr>,
-    /// The known resources, on the first request of a stream.
+    /// Names and versions of known resources, on the first request of a type on a stream.
     pub initial_versions: Vec<(ArcStr, String)>,
-    /// Nonce of the push that this acknowledges.
+    /// Nonce of the push that the request acknowledges or rejects.
     pub nonce: Option<String>,
-    /// Why the push is refused.
+    /// Reason for which the push is rejected (NACK).
     pub error: Option<String>,
-    /// Whether this is the stream's first request, which identifies the client.
+    /// Whether this is the stream's first request, which carries the node message.
     pub is_first: bool,
 }
 
-/// An effect for the driver to carry out, in order.
+/// Effect that the caller must carry out, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Send on the stream.
+    /// Sends a request on the stream.
     Send(Request),
-    /// Wakes the waiters for a name.
+    /// Wakes the callers that wait for a resource.
     Answered {
-        /// Type of the resource.
+        /// Index of the resource type.
         kind: Kind,
-        /// Resource name as requested.
+        /// Name of the resource as requested.
         name: ArcStr,
     },
-    /// Every type that is subscribed to as a whole has been received once. Emitted once.
+    /// Reports that every type with a wildcard subscription has been received. Emitted once.
     Ready,
-    /// Connect after the delay.
+    /// Connects to the server after a delay.
     Connect {
-        /// The delay from now.
+        /// Delay from now.
         after: Duration,
     },
 }
 
-/// The state of one client.
+/// State of an xDS client.
 #[derive(Debug)]
 pub struct Client {
     types: Vec<TypeState>,
@@ -95,11 +96,11 @@ struct TypeState {
     demands: Demands,
 }
 
-/// Requested names without a record: pending, or known not to exist.
+/// Names that were requested on demand and have no resource: still pending, or known not to exist.
 #[derive(Debug, Default)]
 struct Demands {
     names: HashMap<ArcStr, Demand>,
-    /// Negative answers, oldest first; entries whose name has another state now are skipped.
+    /// Names that are known not to exist, oldest first; entries whose name has another state now are skipped.
     absent: VecDeque<(Instant, ArcStr)>,
 }
 
@@ -110,7 +111,7 @@ enum Demand {
 }
 
 impl Client {
-    /// Creates a client without resources.
+    /// Creates a client that has no resources yet.
     pub fn new(types: Vec<TypeConfig>) -> Self {
         let types = types
             .into_iter()
@@ -130,7 +131,7 @@ impl Client {
         }
     }
 
-    /// Handles an opened stream: returns the first requests.
+    /// Handles an opened stream: returns the first request of each type.
     pub fn on_connected(&mut self) -> Vec<Effect> {
         self.connected = true;
         self.received = false;
@@ -149,9 +150,8 @@ impl Client {
         }]
     }
 
-    /// Demands a resource that is not known, for a caller. Has no effect for a type that is
-    /// subscribed to as a whole, or while a negative response is cached: then the caller need not
-    /// wait.
+    /// Requests a resource for a caller that waits. Has no effect for a type with a wildcard subscription, or while
+    /// the client knows that the resource does not exist: then the caller need not wait.
     pub fn on_demand(&mut self, kind: Kind, name: &str, now: Instant) -> Vec<Effect> {
         let Some(state) = self.types.get_mut(kind) else {
             return Vec::new();
@@ -178,8 +178,8 @@ impl Client {
         })]
     }
 
-    /// Withdraws a demand whose last waiter is gone, so that it is not sent again. An earlier
-    /// subscription stays until its response or the end of the stream.
+    /// Withdraws a request whose last waiting caller is gone, so that it is not repeated. An earlier subscription
+    /// stays until its response or the end of the stream.
     pub fn withdraw(&mut self, kind: Kind, name: &str) {
         if let Some(state) = self.types.get_mut(kind)
             && state.demands.names.get(name) == Some(&Demand::Pending)
@@ -188,7 +188,7 @@ impl Client {
         }
     }
 
-    /// Starts processing a push. One of an unknown type is acknowledged, too.
+    /// Starts processing a push. A push of an unknown type is acknowledged, too.
     pub fn begin_push(&mut self, type_url: &str, nonce: String) -> Push<'_> {
         self.received = true;
         let kind = self
@@ -207,12 +207,12 @@ impl Client {
         }
     }
 
-    /// Number of resources of a type that the client has.
+    /// Returns the number of known resources of a type.
     pub fn known(&self, kind: Kind) -> usize {
         self.types.get(kind).map_or(0, |state| state.known.len())
     }
 
-    /// Whether every type that is subscribed to as a whole has been received once.
+    /// Whether every type with a wildcard subscription has been received once.
     pub fn is_ready(&self) -> bool {
         self.ready
     }
@@ -245,7 +245,7 @@ impl TypeState {
     }
 }
 
-/// Push in progress: after all resources are reported, [`Push::finish`] acknowledges it.
+/// Push in progress: once all its resources are reported, [`Push::finish`] acknowledges it.
 #[derive(Debug)]
 pub struct Push<'a> {
     client: &'a mut Client,
@@ -259,12 +259,12 @@ pub struct Push<'a> {
 }
 
 impl Push<'_> {
-    /// Returns the type of the push; `None` for an unknown type.
+    /// Returns the index of the push's resource type; `None` for an unknown type.
     pub fn kind(&self) -> Option<Kind> {
         self.kind
     }
 
-    /// Whether a resource of the push was refused without a substitute so far.
+    /// Whether a resource of the push was rejected without a substitute so far.
     pub fn is_refused(&self) -> bool {
         self.rejected > 0
     }
@@ -273,7 +273,7 @@ impl Push<'_> {
         self.client.types.get_mut(self.kind?)
     }
 
-    /// Records an accepted resource.
+    /// Records a resource that the handler accepted.
     pub fn accepted(&mut self, name: &ArcStr, version: &str, aliases: &[String]) {
         let Some(state) = self.state() else { return };
         state.known.insert(name.clone(), version);
@@ -288,7 +288,7 @@ impl Push<'_> {
         self.answered.extend(met);
     }
 
-    /// Rejects a resource. Its waiters are woken, since no other answer will arrive.
+    /// Rejects a resource. Callers that wait for it are woken, since no other response will arrive.
     pub fn rejected(&mut self, name: &str, reason: &dyn std::fmt::Display) {
         self.rejected += 1;
         self.note(name, reason);
@@ -298,8 +298,8 @@ impl Push<'_> {
         }
     }
 
-    /// Records a resource that was refused and replaced by a substitute until a valid one arrives:
-    /// the push is refused, yet the type counts as received.
+    /// Records a resource that was rejected and replaced by a substitute until a valid one arrives: the push is
+    /// rejected, yet the type counts as received.
     pub fn replaced(&mut self, name: &ArcStr, reason: &dyn std::fmt::Display) {
         self.replaced += 1;
         self.note(name, reason);
@@ -315,7 +315,7 @@ impl Push<'_> {
         }
     }
 
-    /// Reports a removed resource, or a requested one that does not exist.
+    /// Records a removed resource, or a requested one that does not exist.
     pub fn removed(&mut self, name: &str, now: Instant) {
         let Some(state) = self.state() else { return };
         state.known.remove(name);
@@ -324,7 +324,7 @@ impl Push<'_> {
         }
     }
 
-    /// Acknowledges or rejects the push.
+    /// Ends the push: acknowledges it, or rejects it if resources were rejected.
     pub fn finish(mut self) -> Vec<Effect> {
         let refused = self.rejected + self.replaced;
         let complete = self.rejected == 0;
@@ -382,7 +382,7 @@ impl Push<'_> {
 }
 
 impl Demands {
-    /// Caches a negative answer, and returns the name if it may have waiters.
+    /// Caches that a resource does not exist; returns the name if callers may wait for it.
     fn set_absent(&mut self, name: &str, now: Instant) -> Option<ArcStr> {
         let (name, _) = self.names.remove_entry(name)?;
         self.names.insert(name.clone(), Demand::AbsentSince(now));
@@ -390,7 +390,7 @@ impl Demands {
         Some(name)
     }
 
-    /// Drops the oldest negative answers beyond the limit, and returns their names.
+    /// Drops the oldest names of resources that do not exist beyond the limit, and returns them.
     fn evict(&mut self) -> Vec<ArcStr> {
         let mut evicted = Vec::new();
         while self.absent.len() > MAX_ABSENT {

@@ -1,4 +1,4 @@
-//! The known resources and their versions.
+//! Known resources of a type, with their versions.
 
 use arcstr::ArcStr;
 use hashbrown::HashMap;

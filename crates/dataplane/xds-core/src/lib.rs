@@ -1,4 +1,4 @@
-//! The client side of delta xDS as a state machine: subscriptions, answers, known resources, waiters,
+//! Client side of delta xDS as a state machine: subscriptions, acknowledgements, known resources, waiting callers,
 //! reconnection. Pure: no IO and no clock, the time is passed in.
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The client against a naive server: single steps, then random histories.
+//! Tests of the client against a naive server: single steps, then random histories.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -236,10 +236,10 @@ fn demands_of_wildcard_types_need_no_waiting() {
 
 // === convergence ===
 
-/// Resources of the server: names to versions; versions divisible by 7 are bad resources.
+/// Resources of the server: names to versions; resources whose version is divisible by 7 are invalid.
 type Truth = BTreeMap<String, u64>;
 
-/// One stream as the naive server keeps it: the state it assumes the client has.
+/// Stream from the naive server's side: the resources that it assumes the client has.
 #[derive(Default)]
 struct Session {
     sent: BTreeMap<String, u64>,
@@ -260,7 +260,7 @@ impl Session {
         }
     }
 
-    /// Returns a push of at most `limit` differences.
+    /// Returns a push of at most `limit` differences between the server's resources and the client's.
     fn next_push(&mut self, truth: &Truth, limit: usize) -> (Vec<(String, u64)>, Vec<String>) {
         let changed: Vec<_> = truth
             .iter()
@@ -309,7 +309,7 @@ fn is_bad(version: u64) -> bool {
     version.is_multiple_of(7)
 }
 
-/// Delivers a push; the client's own store is `held`.
+/// Delivers a push to the client; `held` is the test's store of accepted resources.
 fn deliver(
     client: &mut Client,
     held: &mut Truth,

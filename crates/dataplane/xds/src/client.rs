@@ -1,4 +1,4 @@
-//! The run loop: one stream at a time, demands during it, back-off between streams.
+//! Run loop of the xDS client: one stream at a time, on-demand requests on it, backoff between streams.
 
 use std::{
     collections::HashMap,
@@ -26,29 +26,29 @@ use crate::{
 
 /// Maximum number of queued requests on a stream.
 const MAX_QUEUED_REQUESTS: usize = 64;
-/// Maximum number of names with waiters: connections to unknown addresses must not use unbounded
-/// memory while the control plane is unavailable.
+/// Maximum names that connections wait for: connections to unknown addresses must not use unbounded memory while the
+/// control plane is unavailable.
 const MAX_WAITED_NAMES: usize = 4096;
 
-/// Interval between reports of an unreachable control plane.
+/// Interval between log lines about an unreachable control plane.
 const REPORT_UNREACHABLE: Duration = Duration::from_secs(15);
 
-/// Connection and identification of the xDS client.
+/// Connection, subscriptions and node identification of the xDS client.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// The channel to the control plane; connects whenever a stream is opened.
+    /// Channel to the control plane, which connects whenever a stream is opened.
     pub channel: Channel,
-    /// The control plane's address, for logs.
+    /// Address of the control plane, for logs.
     pub address: String,
-    /// Token, cluster and `XDS_HEADER_*`.
+    /// Metadata of the stream: token, cluster and `XDS_HEADER_*`.
     pub headers: CallHeaders,
-    /// Role of the client.
+    /// Program that the client belongs to, which determines the resource types.
     pub role: Role,
-    /// The client's identification.
+    /// Node message that identifies the client to the control plane.
     pub node: Node,
-    /// Request WDS records one by one (`XDS_ON_DEMAND`).
+    /// Whether WDS records are subscribed to by name when they are needed (`XDS_ON_DEMAND`).
     pub on_demand: bool,
-    /// Treatment of policies that cannot be decoded in full.
+    /// Decision about policies that cannot be decoded in full.
     pub not_understood: NotUnderstoodPolicies,
 }
 
@@ -61,16 +61,16 @@ impl ClientOptions {
     }
 }
 
-/// A demand for a WDS record.
+/// On-demand request for a WDS record.
 #[derive(Debug)]
 pub struct AddressDemand {
-    /// `network/ip`, a workload's uid or `namespace/hostname`.
+    /// Name of the record: `network/ip`, a workload's uid or `namespace/hostname`.
     pub name: String,
-    /// Completed when the handler has applied the response, positive or negative.
+    /// Sender that is completed when the handler has applied the response, whether or not the record exists.
     pub done: oneshot::Sender<()>,
 }
 
-/// The client of the control plane.
+/// xDS client of the control plane.
 #[derive(Debug)]
 pub struct Client<H> {
     options: ClientOptions,
@@ -80,7 +80,7 @@ pub struct Client<H> {
     waiters: HashMap<ArcStr, Vec<oneshot::Sender<()>>>,
 }
 
-/// Why a stream ended, with details.
+/// Error with which a stream ended.
 #[derive(Debug, thiserror::Error)]
 enum StreamError {
     #[error("no credentials for the call")]
@@ -104,7 +104,7 @@ impl StreamError {
     }
 }
 
-/// Whether a status only reports that the server or the connection was closed in an ordinary way.
+/// Whether a gRPC status only means that the server or the connection was shut down in an ordinary way.
 fn is_transient(status: &Status) -> bool {
     let message = status.message();
     match status.code() {
@@ -119,7 +119,7 @@ fn is_transient(status: &Status) -> bool {
 }
 
 impl<H: Handler> Client<H> {
-    /// Creates a client that sends updates to `handler`. `demands` is for on-demand mode.
+    /// Creates a client that passes updates to `handler`. `demands` receives on-demand requests.
     pub fn new(
         options: ClientOptions,
         handler: H,
@@ -179,8 +179,8 @@ impl<H: Handler> Client<H> {
         }
     }
 
-    /// Waits, still accepting demands: the next stream requests them. The delay is spread, so that clients do not
-    /// reconnect all at once.
+    /// Waits for the backoff, still accepting on-demand requests for the next stream. The delay is randomized, so
+    /// that clients do not reconnect all at once.
     async fn pause(&mut self, after: Duration) {
         let spread = rand::rng().random_range(0.8..1.2);
         let mut sleep = pin!(tokio::time::sleep(after.mul_f64(spread)));
@@ -316,7 +316,7 @@ impl<H: Handler> Client<H> {
     }
 }
 
-/// Returns the next demand; pending forever if no more can arrive.
+/// Returns the next on-demand request; never completes if no more can arrive.
 async fn next(demands: &mut Option<mpsc::Receiver<AddressDemand>>) -> AddressDemand {
     if let Some(receiver) = demands {
         if let Some(demand) = receiver.recv().await {
@@ -327,8 +327,8 @@ async fn next(demands: &mut Option<mpsc::Receiver<AddressDemand>>) -> AddressDem
     std::future::pending().await
 }
 
-/// Converts the error of opening a stream. An error status of the server, unlike a failed
-/// connection, has no local cause.
+/// Converts the error of opening a stream. An error status from the server, unlike a failed connection, has no local
+/// cause.
 fn opening_failed(status: Status) -> StreamError {
     match status.source().is_some() {
         true => StreamError::Connect(status),

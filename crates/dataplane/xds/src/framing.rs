@@ -1,18 +1,17 @@
-//! gRPC's length-prefixed messages, parsed from the received chunks.
+//! Parses gRPC's length-prefixed messages from the received chunks.
 //!
-//! tonic's `Streaming` keeps one buffer, as large as the largest message so far, as long as the stream; a
-//! first push of a large mesh is tens of megabytes and the stream lasts for days. Here a message consists
-//! of its received chunks, which are freed with it.
-//! Format: gRPC over HTTP/2, "Length-Prefixed-Message".
+//! tonic's `Streaming` keeps one buffer, as large as the largest message so far, as long as the stream; a first push
+//! of a large mesh is tens of megabytes and the stream lasts for days. Here a message consists of its received
+//! chunks, which are freed with it. Format: gRPC over HTTP/2, "Length-Prefixed-Message".
 
 use std::{cmp::min, collections::VecDeque};
 
 use bytes::{Buf, Bytes};
 
-/// Flag and length before each message.
+/// Size of the prefix of each message (compression flag and length), in bytes.
 const PREFIX_BYTES: usize = 5;
 
-/// Why a stream is unreadable.
+/// Reason why the bytes of a stream are not gRPC messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FramingError {
     #[error("a compressed message, which was not requested")]
@@ -21,18 +20,18 @@ pub(crate) enum FramingError {
     TooLong(usize, usize),
 }
 
-/// Received bytes that are not consumed yet. Uses only as much memory as was received, whatever length a
-/// prefix announces.
+/// Received bytes that are not parsed yet. Uses only as much memory as was received, whatever length a prefix
+/// announces.
 #[derive(Debug)]
 pub(crate) struct Frames {
     received: Rope,
-    /// Length of the message whose prefix was read.
+    /// Length of the current message, whose prefix was parsed.
     awaited: Option<usize>,
     limit: usize,
 }
 
 impl Frames {
-    /// Refuses messages over `limit` bytes.
+    /// Creates a parser that rejects messages larger than `limit` bytes.
     pub(crate) fn new(limit: usize) -> Self {
         Self {
             received: Rope::default(),
@@ -41,17 +40,17 @@ impl Frames {
         }
     }
 
-    /// Adds received bytes.
+    /// Appends a received chunk.
     pub(crate) fn push(&mut self, chunk: Bytes) {
         self.received.push(chunk);
     }
 
-    /// Whether the stream may end here: not inside a message.
+    /// Whether the stream may end here: all received messages are complete.
     pub(crate) fn is_between_messages(&self) -> bool {
         self.awaited.is_none() && self.received.remaining() == 0
     }
 
-    /// Returns the next complete message.
+    /// Returns the next complete message, if there is one.
     pub(crate) fn next(&mut self) -> Result<Option<Rope>, FramingError> {
         let length = match self.awaited {
             Some(length) => length,
@@ -75,7 +74,7 @@ impl Frames {
     }
 }
 
-/// Bytes in several pieces.
+/// Bytes of a message in several chunks.
 #[derive(Debug, Default)]
 pub(crate) struct Rope {
     chunks: VecDeque<Bytes>,
@@ -134,7 +133,7 @@ impl Buf for Rope {
         }
     }
 
-    /// Returns a slice if the bytes are in one chunk, else a copy.
+    /// Returns a slice if the bytes are in one chunk, otherwise a copy.
     fn copy_to_bytes(&mut self, length: usize) -> Bytes {
         let length = min(length, self.length);
         if let Some(first) = self.chunks.front_mut().filter(|first| first.len() > length) {

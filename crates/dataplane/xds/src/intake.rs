@@ -1,8 +1,8 @@
-//! Processes a push: resources are decoded one at a time and given to the handler in small batches.
+//! Processes a push: decodes its resources one at a time, and passes the updates to the handler in small batches.
 //!
-//! A resource that is not understood is refused, and its last good version stays. For a policy,
-//! that version may allow connections that the new one denies: a deny-all substitute replaces it at
-//! once, see [`NotUnderstoodPolicies`].
+//! A resource that is not understood is rejected, and its last good version remains in force. For a policy, that
+//! version may allow connections that the new one denies: a deny-all substitute replaces it at once, see
+//! [`NotUnderstoodPolicies`].
 
 use std::time::Instant;
 
@@ -20,37 +20,36 @@ use bytes::Bytes;
 
 use crate::role::{Resource, Role};
 
-/// Records in a batch. A handler that applies them under a lock holds it for some tens of microseconds.
+/// Maximum records in a batch. A handler that applies them under a lock holds it for some tens of microseconds.
 const MAX_BATCH_RECORDS: usize = 64;
-/// Records after which other tasks of the thread may run.
+/// Number of records after which the thread's other tasks may run.
 const RECORDS_BETWEEN_YIELDS: usize = 1024;
 
-/// Decoder of resources and the tables that they update.
+/// Decoder of one push's resources, with the batch of updates.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Intake {
     pub(crate) role: Role,
     pub(crate) not_understood: NotUnderstoodPolicies,
 }
 
-/// Treatment of policies that cannot be decoded in full.
+/// Decision about policies that cannot be decoded in full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NotUnderstoodPolicies {
-    /// Every connection in its scope is refused, until an understood version arrives or the policy is
-    /// removed.
+    /// Deny every connection in the policy's scope, until an understood version is received or the policy is removed.
     #[default]
     Deny,
-    /// Keeps the last good version in force, if there is one.
+    /// Keep the last good version in force, if there is one.
     KeepLastGood,
 }
 
-/// Change of the published state.
+/// Change of the published mesh state.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update {
-    /// A workload is new or has changed.
+    /// Addition or change of a workload.
     Workload(Box<Workload>),
-    /// A service is new or has changed.
+    /// Addition or change of a service.
     Service(Box<Service>),
-    /// A policy is new or has changed, or a fail-closed substitute replaces it
+    /// Addition or change of a policy, or the fail-closed substitute that replaces it
     /// ([`Authorization::not_understood`]).
     Policy(Authorization),
     /// Removal of a workload or service by its name in WDS.
@@ -61,59 +60,62 @@ pub enum Update {
     Waypoint(WaypointUpdate),
 }
 
-/// Change of a record of a waypoint.
+/// Change of a waypoint record.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WaypointUpdate {
-    /// A record is new or has changed, or a substitute replaces it: name of the resource, and contents.
+    /// Addition or change of a record, or the substitute that replaces it: resource name and contents.
     Put(ArcStr, WaypointRecord),
     /// Removal of a record by type and resource name.
     Gone(WaypointRecordType, ArcStr),
 }
 
-/// The cached form of a resource, for [`crate::Client::restore`].
+/// Entry of the warm-start cache, for [`crate::Client::restore`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cached {
-    /// An existing resource, as received.
+    /// Resource that was accepted, as received.
     Resource(Bytes),
-    /// The name of a removed one.
+    /// Name of a resource that was removed.
     Gone(ArcStr),
 }
 
-/// Receiver of published changes.
+/// Receiver of published changes of the mesh state.
 pub trait Handler: Send + 'static {
-    /// Applies a batch, and clears it.
+    /// Applies a batch of updates, and empties it.
     fn apply(&self, batch: &mut Vec<Update>);
 
-    /// A push of workloads and services was processed: unless they are on demand, all existing ones are
-    /// known, except for refused ones.
+    /// Reports the end of a push of workloads and services. Unless they are requested on demand, all existing ones
+    /// have been received, except rejected ones.
     fn addresses_known(&self) {}
 
-    /// A push of policies was processed: all existing ones are known, except for refused ones.
+    /// Reports the end of a push of policies: all existing ones have been received, except rejected ones.
     fn policies_known(&self) {}
 
-    /// A push of a type that is for waypoints was processed: all existing ones are known, except for refused ones.
+    /// Reports the end of a push of a waypoint record type: all existing records have been received, except rejected
+    /// ones.
     fn waypoint_known(&self, _of: WaypointRecordType) {}
 
-    /// Caches a resource that was accepted or removed. A cache in this order can be restored.
+    /// Stores an accepted or removed resource in the warm-start cache, from which the resources can be restored in
+    /// this order.
     fn cache(&self, _type_url: &str, _name: &str, _cached: &Cached) {}
 
-    /// A push was processed and cached; the first one of a type without a refusal makes it complete.
+    /// Reports the end of a push for the warm-start cache; with the first push of a type without a rejection, the
+    /// cached type is complete.
     fn push_cached(&self, _type_url: &str, _complete: bool) {}
 
     /// Reports that every wildcard subscription has been received once without a rejection.
     fn ready(&self) {}
 
-    /// A workload or service has this many unknown fields; they are ignored.
+    /// Reports that a workload or service has this many unknown fields, which are ignored.
     fn unknown_fields(&self, _type_url: &str, _count: u64) {}
 
-    /// A message of a type arrived, with this many bytes (`istio_xds_message_*`).
+    /// Reports a received message of a resource type with its size in bytes (`istio_xds_message_*`).
     fn received(&self, _type_url: &str, _bytes: usize) {}
 
-    /// A stream, or the attempt to open one, ended (`istio_xds_connection_terminations_total`).
+    /// Reports the end of a stream, or of an attempt to open one (`istio_xds_connection_terminations_total`).
     fn ended(&self, _ending: Ending) {}
 }
 
-/// Processes one push and returns the next effects.
+/// Processes one push, and returns the effects of its acknowledgement.
 pub(crate) async fn take_in<H: Handler>(
     client: &mut ambit_xds_core::Client,
     handler: &H,
@@ -149,7 +151,7 @@ pub(crate) async fn take_in<H: Handler>(
     batch.push.finish()
 }
 
-/// Restores the cached resources of a type, as one push without a server.
+/// Applies the cached resources of a type, as one push without a server.
 pub(crate) fn restore<H: Handler>(
     client: &mut ambit_xds_core::Client,
     handler: &H,
@@ -187,15 +189,15 @@ struct Batch<'a, H> {
     intake: Intake,
     updates: Vec<Update>,
     taken: Vec<AcceptedResource>,
-    /// The type, if its resources are to be cached.
+    /// Type URL of the push, if its resources are to be cached.
     cached_type: Option<&'a str>,
 }
 
-/// Accepted resource whose update is in the current batch.
+/// Resource that was accepted and whose update is in the current batch.
 struct AcceptedResource {
     name: ArcStr,
     resource: LeanResource,
-    /// Bytes as received.
+    /// Resource as received, for the warm-start cache.
     bytes: Bytes,
     /// Error because of which a fail-closed substitute replaced the policy.
     replaced: Option<DecodeError>,
@@ -213,7 +215,7 @@ impl<'a, H: Handler> Batch<'a, H> {
         }
     }
 
-    /// The type of the push's resources.
+    /// Returns the resource type of the push.
     fn kind(&self) -> Option<Resource> {
         self.push
             .kind()
@@ -243,7 +245,7 @@ impl<'a, H: Handler> Batch<'a, H> {
         }
     }
 
-    /// Decodes a resource; if it is not understood, returns its substitute with the error.
+    /// Decodes a resource; if it is not understood in full, returns its substitute with the error.
     fn read(
         &self,
         kind: Resource,
@@ -347,7 +349,7 @@ impl<'a, H: Handler> Batch<'a, H> {
     }
 }
 
-/// Decodes by the stream's type and ignores the resource's own type URL. Also returns the number of
+/// Decodes a WDS record by the stream's type, ignoring the resource's own type URL. Also returns the number of
 /// unknown fields.
 fn address(name: &ArcStr, resource: &LeanResource) -> Result<(Update, u64), DecodeError> {
     let value = resource.value();

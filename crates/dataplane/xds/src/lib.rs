@@ -1,4 +1,4 @@
-//! Delta xDS over gRPC: the stream, and the decoding of its resources.
+//! Delta xDS client over gRPC: the stream, and the decoding of its resources.
 //!
 //! The state machine of the protocol is in `ambit-xds-core`; a [`Handler`] applies the records.
 #![forbid(unsafe_code)]

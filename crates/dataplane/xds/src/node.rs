@@ -1,4 +1,4 @@
-//! Identification of the client to the control plane.
+//! Node message, by which the control plane identifies the client.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -8,10 +8,10 @@ use prost_types::{ListValue, Struct, Value, value::Kind};
 
 use crate::Role;
 
-/// The proxy's identification to the control plane.
+/// Fields of the node message that identifies the proxy to the control plane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeInfo {
-    /// Role of the client.
+    /// Program that the client belongs to.
     pub role: Role,
     /// Name of the pod (`POD_NAME`).
     pub name: String,
@@ -21,11 +21,11 @@ pub struct NodeInfo {
     pub ip: Option<IpAddr>,
     /// Name of the node (`NODE_NAME`).
     pub node_name: String,
-    /// Mesh configuration's `proxyMetadata`.
+    /// Variables of `proxyMetadata` in the mesh configuration: names and values.
     pub proxy_metadata: Vec<(String, String)>,
 }
 
-/// An environment variable's value cannot be sent.
+/// Error of an environment variable whose value cannot be sent as node metadata.
 #[derive(Debug, thiserror::Error)]
 #[error("{variable} is not JSON")]
 pub struct NodeMetadataError {
@@ -35,7 +35,7 @@ pub struct NodeMetadataError {
 }
 
 impl NodeInfo {
-    /// Returns the node id, of which the control plane takes namespace and address.
+    /// Returns the node id, from which the control plane takes namespace and address.
     pub fn id(&self) -> String {
         let Self {
             role,
@@ -53,7 +53,7 @@ impl NodeInfo {
             .map_or_else(|| "1.1.1.1".to_owned(), |ip| ip.to_string())
     }
 
-    /// Converts to the wire form, with the `ISTIO_META_*` and `ISTIO_METAJSON_*` variables.
+    /// Builds the node message, with the `ISTIO_META_*` and `ISTIO_METAJSON_*` variables as metadata.
     pub fn to_wire(&self, env: &Env) -> Result<Node, NodeMetadataError> {
         let Self {
             name,

@@ -7,32 +7,32 @@ use ambit_wire::{
 };
 use ambit_xds_core::{Kind, TypeConfig};
 
-/// Role of an xDS client.
+/// Program that an xDS client belongs to, which determines its subscriptions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
-    /// A node proxy: workloads, services, and the policies of layer 4.
+    /// Node proxy, which subscribes to workloads, services, and layer 4 policies.
     #[default]
     NodeProxy,
-    /// Waypoint: workloads, services, and the records of its Gateway.
+    /// Waypoint, which subscribes to workloads, services, and the records of its Gateway.
     Waypoint,
 }
 
-/// A type of resource.
+/// Resource type that the client understands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// Workloads and services (WDS).
     Address,
-    /// Policies of layer 4.
+    /// Layer 4 authorization policies.
     Policy,
     /// Records of a waypoint.
     Waypoint(WaypointRecordType),
 }
 
-/// Index of [`Resource::Address`], the one type that is requested on demand, for every role.
+/// Index of [`Resource::Address`] for every role; the one type that can be requested on demand.
 pub(crate) const ADDRESSES: Kind = 0;
 
 impl Role {
-    /// Returns the first part of the client's node id.
+    /// Returns the role's name, which is the first part of the client's node id.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::NodeProxy => "ztunnel",
@@ -40,7 +40,8 @@ impl Role {
         }
     }
 
-    /// Types of a role. Waypoints receive settings and policies in the order of pushes.
+    /// Iterates over the resource types of the role, for waypoints in the order of pushes: settings and policies
+    /// first.
     fn resources(self) -> impl Iterator<Item = Resource> {
         let (own, of_waypoints): (&[_], &[_]) = match self {
             Self::NodeProxy => (&[Resource::Address, Resource::Policy], &[]),
@@ -50,12 +51,12 @@ impl Role {
         own.chain(of_waypoints.iter().copied().map(Resource::Waypoint))
     }
 
-    /// Returns the URLs of the types that the role subscribes to.
+    /// Iterates over the type URLs that the role subscribes to.
     pub fn type_urls(self) -> impl Iterator<Item = &'static str> {
         self.resources().map(Resource::type_url)
     }
 
-    /// Returns the subscribed types, in the order of their [`Kind`].
+    /// Returns the subscriptions of the role, in the order of their [`Kind`].
     pub(crate) fn types(self, on_demand: bool) -> Vec<TypeConfig> {
         let config = |resource: Resource| TypeConfig {
             type_url: resource.type_url().into(),
@@ -64,14 +65,14 @@ impl Role {
         self.resources().map(config).collect()
     }
 
-    /// Returns the resource type of a [`Kind`].
+    /// Returns the resource type with an index.
     pub(crate) fn resource(self, kind: Kind) -> Option<Resource> {
         self.resources().nth(kind)
     }
 }
 
 impl Resource {
-    /// Type URL of the resource.
+    /// Returns the type URL of the resource type.
     pub fn type_url(self) -> &'static str {
         match self {
             Self::Address => ADDRESS_TYPE_URL,

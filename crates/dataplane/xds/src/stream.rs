@@ -1,4 +1,4 @@
-//! One stream of delta xDS: opened on a channel, sends requests, receives responses.
+//! Stream of delta xDS: opened on a channel, sends requests, receives responses.
 
 use ambit_wire::{
     decode::{DELTA_PATH, DeltaCodec, LeanDeltaResponse},
@@ -19,10 +19,10 @@ use tonic::{
 
 use crate::framing::{Frames, FramingError};
 
-/// Maximum size of an accepted message.
+/// Maximum size of a response, in bytes.
 const MAX_MESSAGE_BYTES: usize = 200 << 20;
 
-/// Open stream of responses.
+/// Receiving side of an open stream.
 #[derive(Debug)]
 pub(crate) struct Responses {
     body: Body,
@@ -30,7 +30,7 @@ pub(crate) struct Responses {
     frames: Frames,
 }
 
-/// Opens a stream. Servers may respond only with their first message, so requests must be sendable
+/// Opens a stream. A server may send its response headers only with its first message, so requests must be sendable
 /// before this completes.
 pub(crate) async fn open(
     mut channel: Channel,
@@ -90,8 +90,8 @@ impl Responses {
         }
     }
 
-    /// Converts the end of the stream: gRPC's status is in the trailers; without them the HTTP
-    /// status gives the error (gRPC's "HTTP to gRPC Status Code Mapping").
+    /// Converts the end of the stream to its result: the gRPC status is in the trailers; without them the HTTP status
+    /// gives the error (gRPC's "HTTP to gRPC Status Code Mapping").
     fn ended(&self, trailers: Option<&HeaderMap>) -> Result<Option<LeanDeltaResponse>, Status> {
         match trailers.and_then(Status::from_header_map) {
             Some(status) if status.code() != Code::Ok => return Err(status),

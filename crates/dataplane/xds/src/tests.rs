@@ -1,4 +1,4 @@
-//! The client against a scripted control plane on a loopback socket.
+//! Tests of the client against a scripted control plane on a loopback socket.
 
 mod not_understood;
 
@@ -45,7 +45,7 @@ async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
 
 // === the control plane ===
 
-/// One stream a client opened.
+/// Stream that a client opened, from the control plane's side.
 struct Session {
     metadata: MetadataMap,
     requests: Streaming<DeltaDiscoveryRequest>,

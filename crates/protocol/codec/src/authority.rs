@@ -1,4 +1,4 @@
-//! The target of a CONNECT request: `ip:port`, `[v6]:port` or `hostname:port`.
+//! Authority of a CONNECT request: `ip:port`, `[v6]:port` or `hostname:port`.
 
 use std::{
     fmt,
@@ -8,15 +8,16 @@ use std::{
 
 use arcstr::ArcStr;
 
-/// Longest DNS name (RFC 1035).
+/// Maximum length of a DNS name in bytes (RFC 1035).
 const MAX_HOST_BYTES: usize = 253;
 
-/// The target of a CONNECT request. We build only [`Authority::Ip`], except towards a network gateway.
+/// Destination that a CONNECT request names in its authority. Proxies build only [`Authority::Ip`], except towards a
+/// network gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Authority {
-    /// An address; IPv4-mapped addresses are IPv4.
+    /// IP address and port; IPv4-mapped addresses become IPv4.
     Ip(SocketAddr),
-    /// A host name, lower case, and a port.
+    /// Host name in lower case, and port.
     Host {
         /// Lower-case name without a trailing dot.
         host: ArcStr,
@@ -25,28 +26,29 @@ pub enum Authority {
     },
 }
 
-/// Why a text is not an authority.
+/// Reason why bytes are not a valid authority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseAuthorityError {
-    /// No `:port` at the end.
+    /// The authority has no `:port` at its end.
     #[error("the authority has no port")]
     NoPort,
     /// The port is not a number from 1 to 65535.
     #[error("the authority's port is not a number from 1 to 65535")]
     BadPort,
-    /// Brackets that do not hold an IPv6 address.
+    /// The text in brackets is not an IPv6 address.
     #[error("the authority's bracketed part is not an IPv6 address")]
     BadIpv6,
-    /// Neither an address nor a DNS name.
+    /// The host is neither an address nor a DNS name.
     #[error("the authority's host is neither an address nor a DNS name")]
     BadHost,
 }
 
 impl Authority {
-    /// Parses an authority. User info, percent-encoding, zones and port 0 are refused.
+    /// Parses an authority. User info, percent-encoding, zones and port 0 are rejected.
     ///
     /// # Errors
-    /// When the bytes are not exactly one of the three forms.
+    ///
+    /// When the bytes are not exactly of one of the three forms.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseAuthorityError> {
         let colon = bytes
             .iter()
@@ -75,7 +77,7 @@ impl Authority {
         })
     }
 
-    /// The requested port.
+    /// Returns the port of the authority.
     pub fn port(&self) -> u16 {
         match self {
             Self::Ip(addr) => addr.port(),

@@ -1,7 +1,7 @@
-//! The `baggage` header of a tunnel: describes the workload at the sender's end, for telemetry only.
+//! `baggage` header of a tunnel: describes the sender's workload, for telemetry only.
 //!
-//! `key=value` joined by commas, without spaces or percent-encoding, empty values left out, in a
-//! fixed order. Its contents are never used to authorize.
+//! `key=value` joined by commas, without spaces or percent-encoding, empty values omitted, in a fixed order. Its
+//! contents are never used to authorize.
 
 use std::fmt::Write as _;
 
@@ -10,17 +10,17 @@ use arcstr::ArcStr;
 
 /// Maximum length of an accepted header, in bytes.
 const MAX_BYTES: usize = 8 * 1024;
-/// Maximum number of entries; other implementations may send further ones.
+/// Maximum number of entries in an accepted header; other implementations may send more keys than this one.
 const MAX_ENTRIES: usize = 64;
 
-/// A peer's description of its workload. Empty texts are unknown.
+/// Description of the sender's workload. Empty texts are unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Baggage {
     /// Value of `k8s.cluster.name`.
     pub cluster: ArcStr,
     /// Value of `k8s.namespace.name`.
     pub namespace: ArcStr,
-    /// Kind and name of the owner: `k8s.deployment.name` and its siblings.
+    /// Kind and name of the workload's owner: `k8s.deployment.name`, `k8s.job.name` and so on.
     pub workload: Option<(WorkloadKind, ArcStr)>,
     /// Value of `service.name`.
     pub service_name: ArcStr,
@@ -32,16 +32,16 @@ pub struct Baggage {
     pub zone: ArcStr,
 }
 
-/// Why a baggage header is refused.
+/// Reason why a `baggage` header is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseBaggageError {
-    /// Longer than 8 KiB or with more than 64 entries.
+    /// The header is longer than 8 KiB or has more than 64 entries.
     #[error("the baggage is too long")]
     TooLong,
-    /// A byte outside printable ASCII.
+    /// The header has a byte that is not printable ASCII.
     #[error("the baggage is not printable ASCII")]
     NotAscii,
-    /// An entry without `=`.
+    /// An entry of the header has no `=`.
     #[error("a baggage entry has no value")]
     NoValue,
 }
@@ -61,7 +61,7 @@ impl Baggage {
         }
     }
 
-    /// Encodes the header. Values that the format cannot represent are left out.
+    /// Encodes the header. Values that the format cannot represent are omitted.
     pub fn encode(&self) -> String {
         let mut out = String::with_capacity(192);
         let mut put = |key: &str, value: &str| {
@@ -84,20 +84,22 @@ impl Baggage {
         out
     }
 
-    /// Reads one header. Unknown keys and properties (after `;`) are ignored; of a repeated key the
-    /// last counts.
+    /// Parses one header. Unknown keys and properties (after `;`) are ignored; of a repeated key the last entry
+    /// counts.
     ///
     /// # Errors
-    /// When it is too long, not printable ASCII or holds an entry without a value.
+    ///
+    /// When the header is too long, not printable ASCII or has an entry without a value.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseBaggageError> {
         let mut baggage = Self::default();
         baggage.parse_more(bytes)?;
         Ok(baggage)
     }
 
-    /// Parses a further header of the same request.
+    /// Parses another `baggage` header of the same request, and adds its entries.
     ///
     /// # Errors
+    ///
     /// As [`Baggage::parse`].
     pub fn parse_more(&mut self, bytes: &[u8]) -> Result<(), ParseBaggageError> {
         if bytes.len() > MAX_BYTES {
@@ -164,7 +166,8 @@ fn workload_key(kind: WorkloadKind) -> &'static str {
     }
 }
 
-/// Printable ASCII without the format's own `,` and `;` (RFC 9110 `baggage-octet`, loosely).
+/// Whether a byte may be in a value: printable ASCII except the separators `,` and `;` (RFC 9110 `baggage-octet`,
+/// loosely).
 fn is_value_byte(b: u8) -> bool {
     (b'!'..=b'~').contains(&b) && b != b',' && b != b';'
 }

@@ -1,7 +1,7 @@
-//! The `forwarded` header of a tunnel: the original client, and the service it called.
+//! `forwarded` header of a tunnel: the original client, and the service that it addressed.
 //!
-//! Form: `for="ip:port"` or `for="ip:port";host=<service hostname>`, IPv6 in brackets. The host is used
-//! only as a telemetry label.
+//! Format: `for="ip:port"` or `for="ip:port";host=<service hostname>`, IPv6 in brackets. The host is used only as a
+//! telemetry label.
 
 use std::{fmt, net::SocketAddr};
 
@@ -12,34 +12,35 @@ use crate::authority::{Authority, parse_host};
 /// Maximum length of an accepted header, in bytes.
 const MAX_BYTES: usize = 1024;
 
-/// The client, and the service it addressed.
+/// Original client of a tunnel, and the service that it addressed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forwarded {
     /// Address of the original client.
     pub client: SocketAddr,
-    /// Hostname of the service that was addressed, if one was.
+    /// Host name of the service that the client addressed, if any.
     pub host: Option<ArcStr>,
 }
 
-/// Why a forwarded header is refused.
+/// Reason why a `forwarded` header is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseForwardedError {
-    /// Longer than 1 KiB.
+    /// The header is longer than 1 KiB.
     #[error("the forwarded header is too long")]
     TooLong,
-    /// No `for=` with an address.
+    /// The header has no `for=` with an address.
     #[error("the forwarded header names no client address")]
     NoClient,
-    /// A `host=` that is not a DNS name.
+    /// The value of `host=` is not a DNS name.
     #[error("the forwarded header's host is not a DNS name")]
     BadHost,
 }
 
 impl Forwarded {
-    /// Parses a header. Of several elements (a chain of proxies) the first, the client's, counts.
+    /// Parses a header. If it has several elements (a chain of proxies), the first, the client's, counts.
     ///
     /// # Errors
-    /// When there is no client address, or the host is not a name.
+    ///
+    /// When there is no client address, or the host is not a DNS name.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseForwardedError> {
         if bytes.len() > MAX_BYTES {
             return Err(ParseForwardedError::TooLong);

@@ -1,5 +1,5 @@
-//! Frame of a gRPC message: a flag for compression, the length in four bytes, the message
-//! ("Length-Prefixed-Message" of gRPC over HTTP/2).
+//! gRPC message framing: a compression flag, the length in four bytes, the message ("Length-Prefixed-Message" of gRPC
+//! over HTTP/2).
 
 /// Frames a message without compression; `None` if it exceeds the maximum length of a frame.
 pub fn framed(message: &[u8]) -> Option<Vec<u8>> {

@@ -1,8 +1,8 @@
-//! Parsers and builders of small wire formats: CONNECT authority, baggage, Forwarded, a
-//! hairpin's original peer, gRPC's frame, PROXY v2, traceparent.
+//! Parsers and builders of small wire formats: CONNECT authority, baggage, Forwarded, the original peer of a
+//! redirected connection, gRPC message framing, PROXY v2, traceparent.
 //!
-//! Every parser takes bytes, is bounded, never panics and allocates at most what it returns; every
-//! format that is parsed here is also built here. Knows nothing of sockets, HTTP libraries or time.
+//! Every parser takes bytes, is bounded, never panics and allocates at most what it returns; every format that is
+//! parsed here is also built here. The crate knows nothing of sockets, HTTP libraries or time.
 #![forbid(unsafe_code)]
 
 pub mod authority;

@@ -1,14 +1,13 @@
-//! The `x-ambit-original-peer` header: identifies the peer of a connection to a pod that bypassed
-//! the pod's waypoint, and that the pod's node proxy hairpins through the waypoint in a tunnel.
+//! `x-ambit-original-peer` header: identifies the peer of a connection to a pod that bypassed the pod's waypoint, and
+//! that the pod's node proxy redirects to the waypoint in a tunnel.
 //!
-//! Form: the SPIFFE ID that the peer has proved, or `none`. Receivers must verify who sends the
-//! header before they trust it.
+//! Value: the SPIFFE ID that mTLS proved, or `none`. Receivers must verify who sends the header before they trust it.
 
 use std::fmt;
 
 use ambit_model::Identity;
 
-/// The header's name.
+/// Name of the header.
 pub const ORIGINAL_PEER_HEADER: &str = "x-ambit-original-peer";
 
 /// Maximum length of an accepted header, in bytes: that of a SPIFFE ID.
@@ -16,17 +15,17 @@ const MAX_BYTES: usize = 2048;
 
 const NONE: &str = "none";
 
-/// The identity that the original peer has proved, if any.
+/// Identity of the original peer, if mTLS proved it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OriginalPeer(pub Option<Identity>);
 
-/// Why the header is refused.
+/// Reason why the header is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseOriginalPeerError {
-    /// Longer than 2 KiB.
+    /// The header is longer than 2 KiB.
     #[error("the x-ambit-original-peer header is too long")]
     TooLong,
-    /// Neither an identity nor `none`.
+    /// The header is neither a SPIFFE ID nor `none`.
     #[error(
         "the x-ambit-original-peer header is neither a SPIFFE id of a service account nor `none`"
     )]
@@ -34,10 +33,11 @@ pub enum ParseOriginalPeerError {
 }
 
 impl OriginalPeer {
-    /// Reads a header.
+    /// Parses a header.
     ///
     /// # Errors
-    /// When it is neither `none` nor an identity in canonical form.
+    ///
+    /// When it is neither `none` nor a SPIFFE ID in canonical form.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseOriginalPeerError> {
         if bytes.len() > MAX_BYTES {
             return Err(ParseOriginalPeerError::TooLong);

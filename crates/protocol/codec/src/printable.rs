@@ -1,13 +1,13 @@
-//! Texts of requests in log lines: of limited length and in printable ASCII, so that nothing that a
-//! peer sends can end a field or a line.
+//! Escapes texts of requests for log lines: limits their length and writes them in printable ASCII, so that nothing
+//! that a peer sends can end a field or a line.
 
 use std::fmt::Write as _;
 
-/// Maximum length of a text in bytes; the rest is replaced by dots.
+/// Maximum length of a text in bytes; a longer one is truncated and ends with dots.
 const MAX_BYTES: usize = 1024;
 
-/// Appends a text to a line: `"`, `\`, control characters and non-ASCII bytes as `\xNN`. Escapes
-/// spaces too if `is_bare`: the field is not quoted.
+/// Appends a text to a line, with `"`, `\`, control characters and non-ASCII bytes as `\xNN`; with `is_bare`, for
+/// fields without quotation marks, spaces as well.
 pub fn push_text(line: &mut String, value: &[u8], is_bare: bool) {
     let (prefix, is_cut) = cut(value);
     for &byte in prefix {
@@ -28,7 +28,7 @@ fn escape(line: &mut String, byte: u8) {
     let _ = write!(line, "\\x{byte:02x}");
 }
 
-/// Appends a text as a JSON string. What is not UTF-8 is replaced.
+/// Appends a text as a JSON string. Invalid UTF-8 is replaced.
 pub fn push_json(line: &mut String, value: &[u8]) {
     let (prefix, is_cut) = cut(value);
     line.push('"');

@@ -1,5 +1,5 @@
-//! PROXY protocol version 2, which precedes tunnelled connections from a node proxy to a waypoint,
-//! and those of a waypoint to endpoints if a rule requires it; for the latter also version 1.
+//! PROXY protocol version 2, which precedes connections in tunnels from a node proxy to a waypoint, and those of a
+//! waypoint to endpoints if a `DestinationRule` requires it; for the latter also version 1.
 //!
 //! TCP over IPv4 or IPv6 only, with the client's SPIFFE ID in TLV 0xD0 if known.
 
@@ -9,49 +9,49 @@ const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 const VERSION_PROXY: u8 = 0x21;
 const TCP4: u8 = 0x11;
 const TCP6: u8 = 0x21;
-/// TLV of the client's identity.
+/// Type of the TLV that contains the client's SPIFFE ID.
 const TLV_IDENTITY: u8 = 0xd0;
 /// Maximum length of a SPIFFE ID (SPIFFE-ID specification, section 2).
 const MAX_IDENTITY_BYTES: usize = 2048;
-/// Maximum declared length: more than any identity and our other fields need.
+/// Maximum length that a header may declare, in bytes: more than any SPIFFE ID and the other fields need.
 const MAX_DECLARED_BYTES: usize = 4096;
 const FIXED: usize = 16;
 
-/// The connection that the header describes.
+/// Connection that a PROXY header describes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProxyHeader {
-    /// The client's address.
+    /// Address of the client.
     pub source: SocketAddr,
-    /// The client's original destination.
+    /// Original destination of the client's connection.
     pub destination: SocketAddr,
-    /// The client's verified SPIFFE id.
+    /// SPIFFE ID of the client, if mTLS verified it.
     pub identity: Option<String>,
 }
 
-/// Why bytes are not an acceptable PROXY v2 header.
+/// Reason why bytes are not an acceptable PROXY v2 header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseProxyError {
-    /// Truncated header; more bytes may follow.
+    /// The header is incomplete; more bytes may follow.
     #[error("the PROXY header is not complete")]
     Incomplete,
-    /// Missing signature, or not version 2 with the command PROXY.
+    /// The signature is missing, or the header is not version 2 with the command PROXY.
     #[error("the bytes do not begin with a PROXY v2 header")]
     NotProxy,
-    /// Address family other than TCP over IPv4 or IPv6.
+    /// The address family is not TCP over IPv4 or IPv6.
     #[error("the PROXY header's family {0:#04x} is not TCP over IPv4 or IPv6")]
     Family(u8),
-    /// Declares more than 4 KiB.
+    /// The header declares this length, which exceeds 4 KiB.
     #[error("the PROXY header declares {0} bytes, more than 4096")]
     TooLong(usize),
-    /// Addresses or TLVs do not fit the declared length, or there is not just one identity, of 1 to
-    /// 2048 bytes of text.
+    /// Addresses or TLVs do not fit the declared length, or there are several SPIFFE IDs or an invalid one (1 to 2048
+    /// bytes of text).
     #[error("the PROXY header's contents do not fit its length")]
     Malformed,
 }
 
 impl ProxyHeader {
-    /// Encodes the header. Addresses of different families are both written as IPv6. An identity
-    /// too long for the format is left out.
+    /// Encodes the header. If the addresses are of different families, both are written as IPv6. An identity that is
+    /// too long for the format is omitted.
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Vec::with_capacity(128);
         let family = match (self.source.ip(), self.destination.ip()) {
@@ -86,8 +86,8 @@ impl ProxyHeader {
         out
     }
 
-    /// Encodes a header of version 1, which has no identity. Addresses of different families are
-    /// both written as IPv6.
+    /// Encodes a header of version 1, which has no identity. If the addresses are of different families, both are
+    /// written as IPv6.
     pub fn encode_text(&self) -> String {
         let (source, destination) = (self.source, self.destination);
         let (family, from, to) = match (source.ip(), destination.ip()) {
@@ -98,10 +98,11 @@ impl ProxyHeader {
         format!("PROXY {family} {from} {to} {source} {destination}\r\n")
     }
 
-    /// Reads a header from the first bytes of a stream; also returns its length.
+    /// Parses a header at the beginning of a stream; also returns its length.
     ///
     /// # Errors
-    /// [`ParseProxyError::Incomplete`] when more bytes may complete it, others when none can.
+    ///
+    /// [`ParseProxyError::Incomplete`] when more bytes may complete the header, others when none can.
     pub fn parse(bytes: &[u8]) -> Result<(Self, usize), ParseProxyError> {
         let signature = bytes
             .get(..SIGNATURE.len().min(bytes.len()))

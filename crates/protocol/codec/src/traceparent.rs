@@ -1,11 +1,11 @@
-//! The `traceparent` header: a random id for each connection, logged at both ends.
+//! `traceparent` header of tunnels: a random id for each connection, which both proxies log.
 
 use std::fmt;
 
 /// `00-<trace id>-<span id>-00`: 2+1+32+1+16+1+2 characters.
 const LENGTH: usize = 55;
 
-/// The id of one tunnelled connection.
+/// Trace id and span id of one connection in a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TraceParent {
     /// Id of the trace, never 0.
@@ -14,13 +14,13 @@ pub struct TraceParent {
     pub span_id: u64,
 }
 
-/// The text is not a version 00 traceparent.
+/// Error of a text that is not a `traceparent` of version 00.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a traceparent of the form 00-<32 hex>-<16 hex>-<2 hex>")]
 pub struct ParseTraceParentError;
 
 impl TraceParent {
-    /// Creates an id from random numbers; zeros, which the format forbids, become ones.
+    /// Creates the ids from random numbers; zeros, which the format forbids, become ones.
     pub fn from_random(trace_id: u128, span_id: u64) -> Self {
         Self {
             trace_id: trace_id.max(1),
@@ -28,9 +28,10 @@ impl TraceParent {
         }
     }
 
-    /// Reads a header. Flags are accepted and ignored.
+    /// Parses a header. Flags are accepted and ignored.
     ///
     /// # Errors
+    ///
     /// When the bytes are not exactly of that form, or an id is 0.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseTraceParentError> {
         if bytes.len() != LENGTH {
@@ -61,7 +62,7 @@ impl fmt::Display for TraceParent {
     }
 }
 
-/// Parses lower-case hexadecimal only, as the format requires.
+/// Parses hexadecimal digits in lower case only, as the format requires.
 fn hex(digits: &[u8]) -> Option<u128> {
     digits.iter().try_fold(0u128, |n, digit| {
         let value = match digit {

@@ -1,7 +1,7 @@
-//! Confinement of readers: restricts events for users who may read some namespaces only.
+//! Restricts flow events for users who may read some namespaces only.
 //!
-//! Such a reader sees what proxies do for workloads of those namespaces; of the peers of those
-//! workloads, only what the traffic itself reveals to them.
+//! Such a reader sees what proxies do for workloads of those namespaces; of the peers of those workloads, only what
+//! the traffic itself reveals to them.
 
 use crate::{Flow, Peer, ReporterKind};
 

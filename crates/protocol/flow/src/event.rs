@@ -1,24 +1,24 @@
-//! The JSON of flow events.
+//! JSON of flow events, one object a line.
 
 use serde::{Deserialize, Serialize};
 
-/// One line of a stream.
+/// Line in a stream of flow events.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase")]
 pub enum StreamItem {
-    /// Event of a connection.
+    /// Event of a connection or request.
     Flow(Box<Flow>),
-    /// Events that matched the filter but were left out since the previous line.
+    /// Numbers of events that matched the filter but were dropped since the previous line.
     #[serde(rename_all = "camelCase")]
     Lost {
-        /// Events of the data path: opened, closed, requests.
+        /// Number of dropped traffic events: opened, closed, requests.
         sampled: u64,
-        /// Refusals and failures, left out only if too many different ones occur at once.
+        /// Number of dropped refusals and failures, which happens only if too many different ones occur at once.
         refusals: u64,
     },
 }
 
-/// Line about a proxy, in the streams of the control plane, which merge those of many proxies.
+/// State of one proxy, in the control plane's streams, which merge those of many proxies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase")]
 pub enum ProxyState {
@@ -27,22 +27,22 @@ pub enum ProxyState {
         /// Name of the proxy.
         proxy: String,
     },
-    /// Failed or ended stream of a proxy. It is retried.
+    /// The proxy's stream failed or ended. It is retried.
     Ended {
         /// Name of the proxy.
         proxy: String,
-        /// Reason as text.
+        /// Reason of the failure or end.
         reason: String,
     },
 }
 
-/// Kind of event.
+/// Kind of a flow event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Event {
     /// A connection is established.
     Opened,
-    /// A waypoint has finished a request, with a response of its own or of an upstream; refused ones are `Refused`.
+    /// A waypoint has finished a request, with its own or an upstream's response; refused requests are `Refused`.
     Request,
     /// A policy, a token or a limit refused a connection or a request.
     Refused,
@@ -58,7 +58,7 @@ impl Event {
         matches!(self, Self::Refused | Self::Failed)
     }
 
-    /// The value in JSON.
+    /// Returns the kind's value in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Opened => "opened",
@@ -70,17 +70,17 @@ impl Event {
     }
 }
 
-/// Protection and transport of the bytes between the reporter and its peer.
+/// Transport between the reporter and its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Transport {
-    /// Mutual TLS, in a tunnel.
+    /// HBONE tunnel over mTLS.
     Hbone,
-    /// Neither encrypted nor authenticated by the mesh.
+    /// Plain TCP, neither encrypted nor authenticated by the mesh.
     Plaintext,
 }
 
-/// Program that reports.
+/// Role of the proxy that reports a flow event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReporterKind {
@@ -92,17 +92,17 @@ pub enum ReporterKind {
     Waypoint,
 }
 
-/// The proxy that reports.
+/// Proxy that reports a flow event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Reporter {
-    /// Role of the reporter in the connection.
+    /// Role of the proxy in the connection.
     pub kind: ReporterKind,
-    /// Name of the reporter's pod.
+    /// Name of the proxy's pod.
     pub pod: String,
-    /// Namespace of the reporter's pod.
+    /// Namespace of the proxy's pod.
     pub namespace: String,
-    /// Node of the pod.
+    /// Node of the proxy's pod.
     pub node: String,
 }
 
@@ -110,19 +110,19 @@ pub struct Reporter {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Peer {
-    /// Name of the pod, or of another workload.
+    /// Name of the pod or WorkloadEntry.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workload: Option<String>,
-    /// Owner of the workload: a Deployment's name.
+    /// Name of the workload's owner, such as a Deployment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
     /// Namespace of the workload.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// SPIFFE id, if mutual TLS has proved it.
+    /// SPIFFE ID, if mTLS proved it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
-    /// Address and port. Of a tunnel's destination: the address inside, which may be a host name.
+    /// Address and port. Of a tunnel's destination, the address inside the tunnel, which may be a host name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
 }
@@ -131,23 +131,23 @@ pub struct Peer {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceName {
-    /// Name of the object.
+    /// Name of the service's Kubernetes object.
     pub name: String,
-    /// Namespace of the object.
+    /// Namespace of the service's Kubernetes object.
     pub namespace: String,
-    /// Full host name.
+    /// Fully qualified host name of the service.
     pub hostname: String,
 }
 
-/// Decision against a connection or a request.
+/// Reason why a connection or request was refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Refusal {
-    /// Policy (`namespace/name`) that denied it. `None` if ALLOW policies apply and none matches,
-    /// or if something other than a policy refused it.
+    /// Policy (`namespace/name`) that denied it. `None` if ALLOW policies apply and none matches, or if a token or
+    /// limit refused it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
-    /// Reason as text.
+    /// Reason of the refusal, for display.
     pub reason: String,
 }
 
@@ -165,7 +165,7 @@ pub struct RequestSummary {
     pub protocol: String,
     /// Status of the response; 0 if there was none.
     pub status: u16,
-    /// Route of the request, if one matched.
+    /// Name of the route that matched, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub route: Option<String>,
     /// Envoy's response-code details: `via_upstream`, or the reason of a local response.
@@ -175,13 +175,13 @@ pub struct RequestSummary {
     pub flags: String,
 }
 
-/// One event of one connection.
+/// Flow event: one event of one connection or request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Flow {
-    /// Time of the event, as in RFC 3339, with microseconds, UTC.
+    /// Time of the event in RFC 3339 format, UTC, with microseconds.
     pub time: String,
-    /// Kind of event.
+    /// Kind of the event.
     pub event: Event,
     /// Number of similar events that this one represents: equal except for time, connection,
     /// addresses, bytes and duration. More than one only for refusals and failures that occurred
@@ -190,16 +190,17 @@ pub struct Flow {
     pub count: u64,
     /// Number of the connection, unique for the life of the reporter's process.
     pub connection: u64,
-    /// The proxy that reports.
+    /// Proxy that reports the event.
     pub reporter: Reporter,
     /// Client of the connection.
     pub source: Peer,
-    /// The server; the waypoint's own address where a client's node proxy reports a connection through one.
+    /// Server of the connection; the waypoint's own address where a client's node proxy reports a connection through
+    /// a waypoint.
     pub destination: Peer,
-    /// Service that was addressed.
+    /// Service that the client addressed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceName>,
-    /// Transport between the two proxies, or from a client outside the mesh.
+    /// Transport between the two proxies, or between a client outside the mesh and the reporter.
     pub transport: Transport,
     /// Waypoint (`namespace/name`) on the connection's path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -210,7 +211,7 @@ pub struct Flow {
     /// Reason why the connection could not be established, or broke.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Request, in events of a waypoint.
+    /// HTTP request, in events of a waypoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<RequestSummary>,
     /// Bytes from the client to the server so far.
@@ -229,7 +230,7 @@ fn one() -> u64 {
 }
 
 impl Peer {
-    /// Returns the name that users know: the owner's, or the workload's if nothing owns it.
+    /// Returns the name that users know: the owner's, or the workload's if it has no owner.
     pub fn name(&self) -> Option<&str> {
         self.owner.as_deref().or(self.workload.as_deref())
     }
@@ -258,7 +259,7 @@ impl Flow {
         }
     }
 
-    /// Whether two refusals are equivalent, so that one can represent both.
+    /// Whether two refusals or failures are similar, so that one event can represent both.
     pub fn is_alike(&self, other: &Self) -> bool {
         let peer = |one: &Peer, other: &Peer| {
             (&one.workload, &one.namespace, &one.identity)

@@ -1,22 +1,22 @@
-//! Filters of readers, as parameters of a query: `refused`, `plaintext`, `from`, `to`, `namespace`, `confined`.
+//! Filters of flow events, as query parameters: `refused`, `plaintext`, `from`, `to`, `namespace`, `confined`.
 
 use std::{fmt, str::FromStr};
 
 use crate::{Flow, Peer, ServiceName, Transport};
 
-/// Maximum namespaces of one filter.
+/// Maximum number of namespaces in one filter.
 const MAX_NAMESPACES: usize = 1024;
 
-/// Filter of a reader's events. The default matches all.
+/// Filter of a reader's flow events. The default matches all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
     /// Whether only refusals and failures match.
     pub refused: bool,
-    /// Whether only unencrypted traffic matches.
+    /// Whether only plaintext traffic matches.
     pub plaintext: bool,
-    /// Client to match.
+    /// Client that must match; `None` matches all.
     pub from: Option<Party>,
-    /// Server or service to match.
+    /// Server or service that must match; `None` matches all.
     pub to: Option<Party>,
     /// Namespaces, one of which the client, server or service must be in; any if empty.
     pub namespaces: Vec<String>,
@@ -25,27 +25,28 @@ pub struct Filter {
     pub confined: bool,
 }
 
-/// Client or server that a filter names.
+/// Client, server or service that a filter matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Party {
-    /// All parties of a namespace: `shop/`.
+    /// All clients, servers and services in a namespace: `shop/`.
     Namespace(String),
-    /// A workload, the owner of workloads (a Deployment), or a service: `shop/orders`, or `orders` of any namespace.
+    /// Workload, owner of workloads (a Deployment), or service with a name: `shop/orders`, or `orders` in any
+    /// namespace.
     Name(Option<String>, String),
-    /// An identity: `spiffe://…`.
+    /// Workloads with a SPIFFE ID: `spiffe://…`.
     Identity(String),
-    /// An IP address.
+    /// Client or server with an IP address.
     Address(std::net::IpAddr),
 }
 
-/// Parameter that is not a valid filter.
+/// Error of a query parameter that is not a valid filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FilterError {
-    /// A parameter with a name that is not known.
+    /// The parameter's name is unknown.
     Unknown(String),
-    /// A party without a name.
+    /// The parameter's value has no name of a workload or service.
     Empty(String),
-    /// More namespaces than a filter may have.
+    /// The filter has more than `MAX_NAMESPACES` namespaces.
     TooManyNamespaces,
 }
 
@@ -131,10 +132,11 @@ impl Party {
 }
 
 impl Filter {
-    /// Parses decoded parameters.
+    /// Parses percent-decoded query parameters.
     ///
     /// # Errors
-    /// If a parameter is unknown, or its value names no workload.
+    ///
+    /// When a parameter is unknown, or its value names no workload.
     pub fn from_parameters<'a>(
         parameters: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, FilterError> {
@@ -156,7 +158,7 @@ impl Filter {
         Ok(filter)
     }
 
-    /// Returns the parameters, not yet encoded.
+    /// Returns the filter as query parameters, not percent-encoded.
     pub fn parameters(&self) -> Vec<(&'static str, String)> {
         let mut all = Vec::new();
         if self.refused {
@@ -174,7 +176,7 @@ impl Filter {
         all
     }
 
-    /// Whether an event matches.
+    /// Whether an event matches the filter.
     pub fn wants(&self, flow: &Flow) -> bool {
         match self.confined {
             false => self.matches_all(flow),

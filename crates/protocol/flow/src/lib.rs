@@ -17,16 +17,16 @@ pub use event::{
 };
 pub use filter::{Filter, FilterError, Party};
 
-/// Path of the stream, with a [`Filter`]'s parameters.
+/// Path of the stream of flow events; a [`Filter`]'s parameters are its query.
 pub const PATH: &str = "/flows";
-/// Port of proxies' pods where the control plane reads, under mutual TLS.
+/// Port of proxies' pods on which the control plane reads flow events, over mTLS.
 pub const PROXY_PORT: u16 = 15022;
-/// Port of the control plane's pods where users read through the API server's proxy, over TLS.
+/// Port of the control plane's pods on which users read flow events through the API server's proxy, over TLS.
 pub const CONTROL_PORT: u16 = 15016;
-/// Header with a user's bearer token: the API server removes `authorization` from the requests that it passes on.
+/// Header with a user's bearer token: the API server removes `authorization` from the requests that it forwards.
 pub const TOKEN_HEADER: &str = "x-ambit-token";
-/// Name of that port in the control plane's Service.
+/// Name of [`CONTROL_PORT`] in the control plane's Service.
 pub const CONTROL_PORT_NAME: &str = "https-flows";
-/// API group and resource of the permission to `get` the flow events of a namespace. No API serves
-/// it: the control plane asks the API server whether a user has the permission.
+/// API group and resource of the permission to `get` the flow events of a namespace. No API serves it: the control
+/// plane checks by SubjectAccessReview whether a user has the permission.
 pub const RESOURCE: (&str, &str) = ("ambit.io", "flows");

@@ -8,42 +8,42 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// Path of predictions on the admin servers.
+/// Path of predictions on the admin servers of proxies.
 pub const EXPLAIN_PATH: &str = "/explain";
 
 /// Query to a node proxy about a connection from or to a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum NodeProxyQuery {
-    /// A connection that a pod opens.
+    /// Connection that a pod opens.
     Outbound(OutboundQuery),
-    /// Inbound connection to a pod.
+    /// Connection that a pod receives.
     Inbound(InboundQuery),
 }
 
-/// A connection that a pod opens.
+/// Query about a connection that a pod opens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct OutboundQuery {
-    /// Namespace and name of the pod, with a slash between them.
+    /// Pod that opens the connection, `namespace/name`.
     pub pod: String,
-    /// Address, or name as in the pod's DNS query.
+    /// Address or host name that the pod connects to, the latter as in its DNS query.
     pub host: String,
-    /// Port that is called.
+    /// Port that the pod connects to.
     pub port: u16,
 }
 
-/// Inbound connection to a pod.
+/// Query about a connection that a pod receives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct InboundQuery {
-    /// Namespace and name of the pod, with a slash between them.
+    /// Pod that receives the connection, `namespace/name`.
     pub pod: String,
-    /// Opener of the connection.
+    /// Peer that opens the connection.
     pub peer: Peer,
-    /// Address of the pod that is connected.
+    /// Address of the pod that the peer connects to.
     pub address: IpAddr,
-    /// Authority of the CONNECT; of plaintext, the called address and port.
+    /// Authority of the CONNECT request; for plaintext, the destination address and port.
     pub authority: String,
     /// Whether the connection is plaintext, without a tunnel.
     pub plaintext: bool,
@@ -53,24 +53,24 @@ pub struct InboundQuery {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WaypointQuery {
-    /// Authority of the CONNECT.
+    /// Authority of the CONNECT request.
     pub authority: String,
-    /// Opener of the tunnel.
+    /// Peer that opens the tunnel.
     pub peer: Peer,
-    /// Client, if the node proxy of the called pod opens the tunnel on its behalf.
+    /// Original client, if the destination pod's node proxy redirects its connection to the waypoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub original: Option<Peer>,
-    /// Request in the tunnel.
+    /// HTTP request inside the tunnel.
     pub request: HttpQuery,
 }
 
-/// One end of a connection.
+/// Peer of a connection, with its identity and address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Peer {
-    /// SPIFFE id that it proves; none for plaintext.
+    /// SPIFFE ID that mTLS proves; `None` for plaintext.
     pub identity: Option<String>,
-    /// Address of that end.
+    /// Address of the peer.
     pub address: IpAddr,
 }
 
@@ -80,15 +80,15 @@ pub struct Peer {
 pub struct HttpQuery {
     /// Method of the request.
     pub method: String,
-    /// Path with the query.
+    /// Path of the request, with the query.
     pub path: String,
     /// Value of the `Host` header.
     pub host: String,
-    /// Further headers. They may hold tokens.
+    /// Names and values of all other headers. They may contain tokens.
     pub headers: Vec<(String, String)>,
 }
 
-/// Omits headers, which may contain tokens, and the path's query.
+/// Formats the query without headers, which may contain tokens, and without the path's query.
 impl fmt::Debug for HttpQuery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HttpQuery")
@@ -98,28 +98,28 @@ impl fmt::Debug for HttpQuery {
     }
 }
 
-/// Predicted handling of a connection by one proxy.
+/// Prediction how one proxy would handle a connection or request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
     /// Decisions in order of evaluation.
     pub steps: Vec<Step>,
-    /// End of the connection or request at this proxy.
+    /// Final result at this proxy, such as the next hop.
     pub end: End,
 }
 
-/// Decision on the path of a request.
+/// Decision about a connection or request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Step {
-    /// Subject of the decision.
+    /// Aspect of the handling that is decided.
     pub step: StepKind,
     /// Result of the decision.
     pub result: StepResult,
-    /// Object that decides, as `Kind namespace/name`.
+    /// Object that decides, as `Kind namespace/name`; `None` if no object does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object: Option<String>,
-    /// Reason in words.
+    /// Explanation of the decision for users.
     pub why: String,
     /// Objects and rules that were evaluated for the decision.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -127,7 +127,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Creates a step without an object.
+    /// Creates a decision that no object made.
     pub fn new(step: StepKind, result: StepResult, why: impl Into<String>) -> Self {
         Self {
             step,
@@ -154,53 +154,53 @@ impl Step {
     }
 }
 
-/// Subject of a [`Step`].
+/// Aspect of the handling that a [`Step`] decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum StepKind {
-    /// Whether the client's or server's connections are captured.
+    /// Whether the pod's connections are captured by the node proxy.
     Capture,
-    /// Resolution of a name.
+    /// Resolution of the destination's host name.
     Name,
-    /// Waypoint that a connection has to go through.
+    /// Waypoint that the connection must use.
     Waypoint,
-    /// Choice of an endpoint.
+    /// Choice of a service's endpoint.
     Endpoint,
-    /// Caller and target of a tunnel.
+    /// Peer and destination of the tunnel.
     Tunnel,
-    /// Form of the request: host, path, headers.
+    /// Validity of the request: host, path, headers.
     Form,
-    /// Plugins that see the request.
+    /// Wasm plugins that run for the request.
     Plugins,
     /// Authorization provider of CUSTOM policies.
     Provider,
-    /// Tokens of the request.
+    /// JWT authentication of the request.
     Authentication,
-    /// Policies on the connection or request.
+    /// Authorization policies for the connection or request.
     Authorization,
-    /// Rule of the routes.
+    /// Route rule that matches the request.
     Route,
-    /// Rate limits that count the request.
+    /// Rate limits that apply to the request.
     Limits,
-    /// Filters of the rule.
+    /// Filters of the route rule.
     Filters,
-    /// Policies of the service that a route forwards to.
+    /// Authorization policies of the service that a route forwards to.
     BackendAuthorization,
-    /// Rule of the destination.
+    /// Traffic policy of the destination service (`DestinationRule`).
     Destination,
 }
 
-/// Decision of a [`Step`].
+/// Outcome of the decision in a [`Step`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum StepResult {
     /// The connection or request continues.
     Passed,
-    /// The connection or request ends here.
+    /// The connection or request is refused.
     Refused,
-    /// The proxy responds itself: a redirect or a fault.
+    /// The proxy responds itself, with a redirect or an injected fault.
     Answered,
-    /// Not evaluated; the result may differ.
+    /// The decision was not evaluated, and may change the result.
     Open,
 }
 
@@ -208,16 +208,16 @@ pub enum StepResult {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Considered {
-    /// The object, as `namespace/name`, or the rule of a route.
+    /// Name of the object, `namespace/name`, or of the route's rule.
     pub object: String,
-    /// Effect of a match: the action of a policy, and `dry run` if it is one.
+    /// Effect of the object if it matches: the action of a policy, with `dry run` if it is one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub effect: String,
-    /// Whether the object matches, and by which rule or why not.
+    /// Whether the object matches, by which rule, or why it does not.
     pub result: String,
 }
 
-/// End of a connection or request at one proxy.
+/// Final result of a connection or request at one proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     rename_all = "camelCase",
@@ -225,9 +225,9 @@ pub struct Considered {
     tag = "kind"
 )]
 pub enum End {
-    /// The next hop gets it.
+    /// The proxy forwards it to the next hop.
     Forwarded(Hop),
-    /// The application of the pod gets it.
+    /// The proxy delivers it to the pod's application.
     Delivered {
         /// Address of the application.
         address: String,
@@ -236,12 +236,12 @@ pub enum End {
     Answered {
         /// Status of the response.
         status: u16,
-        /// Reason in words.
+        /// Reason of the response, for users.
         why: String,
     },
-    /// The connection is not opened, or reset.
+    /// The proxy does not open the connection, or resets it.
     Refused {
-        /// Reason in words.
+        /// Reason of the refusal, for users.
         why: String,
     },
 }
@@ -252,17 +252,17 @@ pub enum End {
 pub struct Hop {
     /// Kind of the hop.
     pub to: HopKind,
-    /// Namespace and name of its workload; empty if the mesh knows none.
+    /// Namespace and name of the workload; empty if the destination is no workload of the mesh.
     pub workload: String,
     /// Node of the workload; empty if unknown.
     pub node: String,
-    /// Address that is connected.
+    /// Address that the proxy connects to.
     pub address: SocketAddr,
-    /// Authority of the CONNECT; of plaintext, the called address.
+    /// Authority of the CONNECT request; for plaintext, the destination address.
     pub authority: String,
-    /// Sender, as the next hop sees it.
+    /// Peer that the next hop sees as the sender.
     pub peer: Peer,
-    /// Client, if the node proxy of a pod redirects its connection to a waypoint.
+    /// Original client, if a pod's node proxy redirects its connection to a waypoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub original: Option<Peer>,
 }
@@ -271,11 +271,11 @@ pub struct Hop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum HopKind {
-    /// A waypoint, in a tunnel.
+    /// Waypoint, reached by a tunnel.
     Waypoint,
-    /// A pod's node proxy, in a tunnel.
+    /// Node proxy of the destination pod, reached by a tunnel.
     Tunnel,
-    /// A workload without a tunnel; its node proxy sees plaintext, if it has one.
+    /// Workload that is reached without a tunnel; its node proxy, if any, receives plaintext.
     Plaintext,
     /// Destination outside of the mesh.
     Outside,

@@ -1,9 +1,8 @@
-//! The JSON of workloads, services and policies: a node proxy's `/config_dump`, files at `LOCAL_XDS_PATH`, and the
+//! JSON of workloads, services and policies: in a node proxy's `/config_dump`, in files at `LOCAL_XDS_PATH`, and the
 //! fields that the command line reads of both (Istio's keys, camelCase); and the file of accepted trust domains.
 //!
-//! [`Json`] gives a type of the model this form. Each form mirrors the model's type for serde alone
-//! (`#[serde(remote)]`), so that a field added to the model does not compile until it has a form
-//! here.
+//! [`Json`] serializes a type of the model. Each JSON form mirrors the model's type for serde alone
+//! (`#[serde(remote)]`), so that a field added to the model does not compile until it has a JSON form.
 #![forbid(unsafe_code)]
 
 pub mod explain;
@@ -22,9 +21,10 @@ use serde::{Deserialize, Deserializer};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Json<T>(pub T);
 
-/// Reads the JSON forms of a list's elements: `#[serde(deserialize_with = "ambit_mesh_json::list")]`.
+/// Deserializes a list of values in their JSON forms: `#[serde(deserialize_with = "ambit_mesh_json::list")]`.
 ///
 /// # Errors
+///
 /// When an element is invalid, or has an unknown field.
 pub fn list<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
@@ -35,7 +35,7 @@ where
     Ok(elements.into_iter().map(|Json(element)| element).collect())
 }
 
-/// Makes serialization forms usable inside other forms' lists and options, and as [`Json`].
+/// Implements what makes JSON forms usable inside other forms' lists and options, and as [`Json`].
 macro_rules! forms {
     ($($form:ident of $model:ty),* $(,)?) => {$(
         impl SerializeAs<$model> for $form {

@@ -1,4 +1,4 @@
-//! JSON of gateways and ports. Names are strings, as they display.
+//! JSON forms of gateway addresses and ports. Names are strings, as they display.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ pub(crate) struct GatewayForm {
 }
 forms!(GatewayForm of GatewayAddress);
 
-/// Form of a map of numbers. If the contract has a number twice, the last one counts.
+/// JSON form of a map of ports. If a service has a port twice (TCP and UDP), the last one counts.
 pub(crate) struct PortsForm;
 
 impl SerializeAs<PortMap> for PortsForm {

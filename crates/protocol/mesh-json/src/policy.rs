@@ -1,4 +1,4 @@
-//! JSON of policies.
+//! JSON forms of authorization policies.
 
 use ambit_model::{
     Action, ArcStr, Authorization, Match, Rule, Scope, ServiceAccountMatch, StringMatch,
@@ -110,7 +110,7 @@ pub(crate) enum StringMatchForm {
     Presence,
 }
 
-/// Empty list that Istio's node proxy prints for missing values.
+/// JSON form of missing values: the empty list that Istio's ztunnel prints.
 mod empty_list {
     use super::{Deserialize, Deserializer, Serialize, Serializer};
 

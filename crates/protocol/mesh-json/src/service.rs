@@ -1,4 +1,4 @@
-//! JSON of services.
+//! JSON forms of services, and of the types that they contain.
 
 use std::collections::BTreeMap;
 

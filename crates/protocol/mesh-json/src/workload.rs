@@ -1,4 +1,4 @@
-//! JSON of workloads.
+//! JSON forms of workloads, and of the types that they contain.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr};
 
@@ -118,7 +118,7 @@ struct WaypointRuleForm {
     namespaces: Vec<StringMatch>,
 }
 
-/// Default of a field in local mesh files that predate it.
+/// Returns true, the default of a field that older local mesh files do not have.
 fn yes() -> bool {
     true
 }
@@ -201,8 +201,8 @@ forms!(
     WorkloadForm of Workload,
 );
 
-/// Form of `services`: `/config_dump` prints a list of names and leaves the ports to the endpoints;
-/// local files have a map of name to ports. Both are read.
+/// JSON form of `services`: `/config_dump` prints a list of names and leaves the ports to the endpoints; local files
+/// have a map from name to ports. Both are accepted.
 struct ServicesForm;
 
 type Services = BTreeMap<NamespacedHostname, PortMap>;
@@ -222,7 +222,7 @@ impl<'de> DeserializeAs<'de, Services> for ServicesForm {
     }
 }
 
-/// Visitor instead of an untagged enum, which would misread YAML's numeric keys.
+/// Deserializer of `services`, in place of an untagged enum, which would misread YAML's numeric keys.
 struct ServicesVisitor;
 
 impl<'de> Visitor<'de> for ServicesVisitor {

@@ -17,8 +17,8 @@ pub struct Authentication {
     pub services: Vec<NamespacedHostname>,
     /// Rules, one for each issuer.
     pub rules: Vec<JwtRule>,
-    /// Reason why the original could not be decoded in full, set on its fail-closed substitute, which rejects every
-    /// request.
+    /// Reason why the RequestAuthentication could not be decoded in full, set on its fail-closed substitute, which
+    /// rejects every request.
     pub not_understood: Option<ArcStr>,
 }
 
@@ -26,7 +26,7 @@ pub struct Authentication {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct JwtRule {
-    /// Issuer in the claim `iss`.
+    /// Issuer of tokens, as in the claim `iss`.
     pub issuer: ArcStr,
     /// Audiences, of which the claim `aud` must contain one; any audience if empty.
     pub audiences: Vec<ArcStr>,
@@ -34,12 +34,12 @@ pub struct JwtRule {
     pub keys: JwtKeys,
     /// URI from which the control plane fetches the keys; empty for inline keys.
     pub key_source: ArcStr,
-    /// Headers with a token, and the prefix before it. If headers, parameters and cookies are all empty:
-    /// `Authorization: Bearer` and the query parameter `access_token`.
+    /// Headers that may contain a token, each with the prefix before it. If headers, parameters and cookies are all
+    /// empty: `Authorization: Bearer` and the query parameter `access_token`.
     pub headers: Vec<(ArcStr, ArcStr)>,
-    /// Query parameters with a token.
+    /// Query parameters that may contain a token.
     pub params: Vec<ArcStr>,
-    /// Cookies with a token.
+    /// Cookies that may contain a token.
     pub cookies: Vec<ArcStr>,
     /// Header in which applications receive the token's payload, still base64url-encoded.
     pub payload_header: Option<ArcStr>,
@@ -59,7 +59,7 @@ pub enum JwtKeys {
     Known(#[serde(serialize_with = "json::secret")] ArcStr),
     /// Keys that have not been fetched yet. A waypoint that has earlier keys continues to use them.
     Pending,
-    /// Keys that cannot be fetched, for a reason: no token is valid.
+    /// Reason why the keys cannot be fetched: no token is valid.
     Unavailable(ArcStr),
 }
 

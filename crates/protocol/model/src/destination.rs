@@ -272,11 +272,11 @@ pub struct LocalityShares {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LocalityPattern {
-    /// Part to match; `None` matches any.
+    /// Region to match; `None` matches any.
     pub region: Option<ArcStr>,
-    /// Part to match; `None` matches any.
+    /// Zone to match; `None` matches any.
     pub zone: Option<ArcStr>,
-    /// Part to match; `None` matches any.
+    /// Subzone to match; `None` matches any.
     pub subzone: Option<ArcStr>,
 }
 
@@ -377,7 +377,7 @@ pub struct OutlierPolicy {
     pub gateway_errors: u32,
     /// Consecutive connection failures before ejection. If `None`, a connection failure counts as a 503 response.
     pub local_failures: Option<u32>,
-    /// Analysis interval: an endpoint that stays in for this long has its next ejection shortened by one
+    /// Analysis interval: if an endpoint is not ejected for this long, its next ejection is shortened by one
     /// [`Self::base_ejection`].
     #[serde(serialize_with = "json::duration")]
     pub interval: Duration,

@@ -29,7 +29,7 @@ pub struct WaypointExtension {
     pub url: ArcStr,
     /// SHA-256 digest of the module or of its image's manifest in hex; empty if unknown.
     pub sha256: ArcStr,
-    /// Whether the module is fetched again although it is cached.
+    /// Whether the module is fetched again even if it is cached.
     pub always_pull: bool,
     /// Registry credentials (`.dockerconfigjson`); empty without a pull secret.
     #[serde(serialize_with = "json::secret")]
@@ -44,12 +44,13 @@ pub struct WaypointExtension {
     /// Environment variables of the module.
     #[serde(serialize_with = "json::secret_map")]
     pub environment: BTreeMap<ArcStr, ArcStr>,
-    /// Ports of requests to which the plugin applies; all ports if empty.
+    /// Service ports whose requests the plugin handles; all ports if empty.
     pub ports: Vec<u16>,
     /// Services of other namespaces that the plugin may call, granted by ReferenceGrants. A hostname that begins with
     /// `*.` means all Services of its namespace.
     pub callees: Vec<NamespacedHostname>,
-    /// Unsupported setting. The plugin does not run, and requests are handled as if it had failed.
+    /// Setting of the WasmPlugin that is unsupported, if any. The plugin does not run then, and requests are handled
+    /// as if it had failed.
     pub unsupported: Option<ArcStr>,
 }
 
@@ -63,13 +64,13 @@ pub enum ExtensionPhase {
     Authz,
     /// After authorization policies, before telemetry.
     Stats,
-    /// Last in the chain.
+    /// Last in the filter chain, after the phase `Stats`; the default of WasmPlugins.
     #[default]
     Unspecified,
 }
 
 impl WaypointExtension {
-    /// Returns the key of the object, `namespace/name`.
+    /// Returns the key of the WasmPlugin, `namespace/name`.
     pub fn key(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
@@ -101,7 +102,7 @@ impl WaypointExtension {
     }
 }
 
-/// Omits the pull secret and the environment.
+/// Formats the plugin without its pull secret and environment.
 impl fmt::Debug for WaypointExtension {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WaypointExtension")

@@ -66,7 +66,7 @@ pub struct HttpRule {
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are the contract's")]
 pub struct HttpSource {
-    /// Identities without `spiffe://`; `Presence` matches any identity.
+    /// Principals (SPIFFE IDs without `spiffe://`); `Presence` matches any principal.
     pub principals: Vec<StringMatch>,
     pub not_principals: Vec<StringMatch>,
     pub namespaces: Vec<StringMatch>,
@@ -75,10 +75,10 @@ pub struct HttpSource {
     pub not_service_accounts: Vec<ServiceAccountMatch>,
     pub trust_domains: Vec<StringMatch>,
     pub not_trust_domains: Vec<StringMatch>,
-    /// Address of the connection's peer.
+    /// CIDR ranges of the connection's peer address (`ipBlocks`).
     pub ip_blocks: Vec<IpNet>,
     pub not_ip_blocks: Vec<IpNet>,
-    /// Address of the original client behind trusted proxies.
+    /// CIDR ranges of the original client's address, which trusted proxies forward (`remoteIpBlocks`).
     pub remote_ip_blocks: Vec<IpNet>,
     pub not_remote_ip_blocks: Vec<IpNet>,
     /// Principals `issuer/subject` of a valid JWT.
@@ -91,15 +91,15 @@ pub struct HttpSource {
 #[serde(rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the fields are the contract's")]
 pub struct HttpOperation {
-    /// Hosts, compared case-insensitively and with any port unless the pattern has one.
+    /// Host patterns, compared case-insensitively and with any port unless the pattern has one.
     pub hosts: Vec<StringMatch>,
     pub not_hosts: Vec<StringMatch>,
-    /// Port of the service, or of the pod for requests to a pod.
+    /// Ports of the service, or of the pod for requests to a pod.
     pub ports: Vec<u16>,
     pub not_ports: Vec<u16>,
     pub methods: Vec<StringMatch>,
     pub not_methods: Vec<StringMatch>,
-    /// Normalized paths without the query.
+    /// Patterns of normalized paths, without the query.
     pub paths: Vec<PathPattern>,
     pub not_paths: Vec<PathPattern>,
 }
@@ -114,7 +114,7 @@ pub enum PathPattern {
     Template(ArcStr),
 }
 
-/// Request attribute of a condition.
+/// Request attribute that a condition matches (`when` of an AuthorizationPolicy).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HttpAttribute {

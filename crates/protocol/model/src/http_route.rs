@@ -70,8 +70,8 @@ pub struct HttpRoute {
     /// Whether the first rule that matches applies, in the order of the routes and of their rules, as with
     /// VirtualServices; else the most specific match.
     pub first_match: bool,
-    /// Whether the service's side wrote the route although it applies only to clients of one namespace: the rules of a
-    /// VirtualService with a `sourceNamespace`.
+    /// Whether the service's owner wrote the route although it applies only to clients of one namespace: rules of a
+    /// VirtualService with a `sourceNamespace`, as opposed to a consumer route (GAMMA).
     pub of_service: bool,
 }
 
@@ -135,7 +135,7 @@ pub struct HttpRouteMatch {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HttpPathMatch {
-    /// Equality with the path.
+    /// Path that the request's path must equal.
     Exact(ArcStr),
     /// Prefix of whole path segments. Has no trailing slash, except `/` itself.
     Prefix(ArcStr),
@@ -149,7 +149,7 @@ pub enum HttpPathMatch {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum HttpValueMatch {
-    /// Equality with the value.
+    /// Text that the value must equal.
     Exact(ArcStr),
     /// RE2 regular expression that must match the whole value.
     Regex(ArcStr),

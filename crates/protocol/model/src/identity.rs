@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use arcstr::ArcStr;
 
-/// Identity of a workload, in the only form of SPIFFE ID that Istio issues.
+/// Identity of a workload: a SPIFFE ID in the form that Istio issues.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Identity {
     /// Trust domain, for instance `cluster.local`.
@@ -15,7 +15,7 @@ pub struct Identity {
     pub service_account: ArcStr,
 }
 
-/// Error of parsing a text that is not a SPIFFE ID of the Kubernetes form.
+/// Error of a text that is not a SPIFFE ID in the form that Istio issues.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not spiffe://<trust domain>/ns/<namespace>/sa/<service account>")]
 pub struct ParseIdentityError(String);

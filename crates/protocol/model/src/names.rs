@@ -21,7 +21,7 @@ pub fn canonical_socket(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
 }
 
-/// Error of parsing a text that is not a name of the expected form.
+/// Error of a text that is not a name in the expected format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not {expected}")]
 pub struct ParseNameError {

@@ -8,7 +8,7 @@ use arcstr::ArcStr;
 /// allowed (Istio's rules). `{**}` matches any text between its neighbours, including none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathTemplate {
-    /// Segments before `{**}`, or all segments without it.
+    /// Segments before `{**}`, or all segments if there is no `{**}`.
     segments: Vec<Segment>,
     /// Text that follows `{**}`, if the template has one.
     rest: Option<ArcStr>,
@@ -23,13 +23,13 @@ enum Segment {
 /// Error of parsing a path template.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PathTemplateError {
-    /// Text that does not begin with a slash.
+    /// The template does not begin with a slash.
     #[error("a path template begins with a slash")]
     NoSlash,
-    /// Segments that are neither text nor an operator.
+    /// A segment is neither text nor exactly one operator.
     #[error("{0:?}: a segment is {{*}}, {{**}} or has neither braces nor asterisks")]
     Segment(String),
-    /// An operator that follows `{**}`.
+    /// An operator follows `{**}`, which must be the last one.
     #[error("{{**}} is the last operator of a path template")]
     NotLast,
 }

@@ -140,7 +140,7 @@ impl Match {
     }
 }
 
-/// Service account of any trust domain.
+/// Match on a service account in any trust domain.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ServiceAccountMatch {
     /// Namespace of the service account.
@@ -152,13 +152,13 @@ pub struct ServiceAccountMatch {
 /// String match of a policy.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum StringMatch {
-    /// Equality with the text.
+    /// Text that the attribute must equal.
     Exact(ArcStr),
-    /// Beginning of the text.
+    /// Text with which the attribute must begin.
     Prefix(ArcStr),
-    /// Ending of the text.
+    /// Text with which the attribute must end.
     Suffix(ArcStr),
-    /// Any text that is not empty.
+    /// Presence of the attribute: any text that is not empty.
     Presence,
 }
 

@@ -14,7 +14,7 @@ pub struct Provider {
     /// Name of the provider in MeshConfig.
     pub name: ArcStr,
     /// Service and port of the provider. An error is the reason why it cannot be called; the policy then denies every
-    /// request to its targets.
+    /// request that it applies to.
     pub place: Result<(NamespacedHostname, u16), ArcStr>,
     /// Timeout of a check.
     #[serde(serialize_with = "json::duration")]

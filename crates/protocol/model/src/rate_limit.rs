@@ -25,7 +25,7 @@ pub struct RateLimit {
     pub dry_run: bool,
     /// Whether requests pass when a limit cannot be evaluated.
     pub fail_open: bool,
-    /// Whether responses carry rate-limit headers (remaining quota and time until reset).
+    /// Whether responses have rate-limit headers (remaining quota and time until reset).
     pub tells: bool,
     /// Reason why the original could not be decoded in full, set on its substitute, which evaluates no limit.
     pub not_understood: Option<ArcStr>,

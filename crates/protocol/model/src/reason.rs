@@ -2,30 +2,30 @@
 
 use std::fmt;
 
-/// Response flags of a connection (Istio's node proxy contract).
+/// Reason why a connection failed; its text is the response flag in metrics and access logs of Istio's ztunnel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// No failure happened.
+    /// The connection did not fail.
     #[default]
     None,
     /// Authorization denied the connection, at its start or after a policy changed.
     Deny,
-    /// Failed TLS handshake.
+    /// The TLS handshake failed.
     TlsFailure,
-    /// HTTP/2 error of the tunnel's connection.
+    /// The tunnel's HTTP/2 connection failed.
     H2Failure,
-    /// Timeout of connecting to the HBONE port, which a NetworkPolicy may block.
+    /// Connecting to the HBONE port timed out, perhaps because a NetworkPolicy blocks it.
     NetworkPolicy,
-    /// No certificate available for the workload's identity.
+    /// No certificate is available for the workload's identity.
     IdentityError,
-    /// Revoked certificate of the peer.
+    /// The peer's certificate is revoked.
     CertRevoked,
-    /// Connection failure for another reason.
+    /// The connection failed for another reason.
     Connect,
 }
 
 impl Reason {
-    /// Returns the text for metrics and logs.
+    /// Returns the response flag for metrics and logs.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::None => "-",

@@ -94,7 +94,7 @@ pub struct LoadBalancing {
 /// Application protocol of a service's port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AppProtocol {
-    /// Undeclared protocol of a port.
+    /// The Service declares no protocol for the port.
     #[default]
     Unknown,
     /// HTTP/1.1 in plaintext.
@@ -130,9 +130,9 @@ pub struct WeightedWaypoint {
 /// Service of the mesh. Fields follow WDS (`istio.workload.Service`); endpoints are stored with the workloads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Service {
-    /// Name of the object.
+    /// Name of the service's Kubernetes object.
     pub name: ArcStr,
-    /// Namespace of the object.
+    /// Namespace of the service's Kubernetes object.
     pub namespace: ArcStr,
     /// Host name of the service.
     pub hostname: ArcStr,

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::{NamespacedHostname, json};
 
-/// Target of a telemetry record.
+/// Traffic to which a telemetry record applies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum TelemetryScope {
@@ -58,7 +58,7 @@ pub struct OtlpCollector {
 pub struct TelemetryTracing {
     /// Collector that receives spans.
     pub collector: OtlpCollector,
-    /// Sampled requests in ten thousand, where the client made no sampling decision.
+    /// Number of sampled requests in ten thousand, for requests without a sampling decision.
     pub sampling: u32,
     /// Whether a UUID in `x-request-id` decides about sampling.
     pub by_request_id: bool,
@@ -102,7 +102,7 @@ pub enum TelemetryTagValue {
 pub struct TelemetryLog {
     /// Collector that receives the log; `None` writes to standard output.
     pub collector: Option<OtlpCollector>,
-    /// Name of the log at the collector.
+    /// Name of the access log, which the collector receives.
     pub name: ArcStr,
     /// Format of log lines.
     pub format: TelemetryFormat,

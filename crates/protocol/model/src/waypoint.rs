@@ -64,8 +64,7 @@ pub struct WaypointService {
     pub tls_routes: Vec<StreamRoute>,
     /// Whether the hostname is a wildcard, so that the waypoint resolves the hostname of each request.
     pub resolves_hosts: bool,
-    /// Grants of other namespaces that let policies and routes of this service apply to their pods, where these are its
-    /// endpoints.
+    /// Grants by which policies and routes of this service apply to pods of other namespaces that are its endpoints.
     pub grantors: Vec<PodGrant>,
 }
 

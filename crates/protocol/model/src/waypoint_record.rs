@@ -104,10 +104,10 @@ impl WaypointRecordType {
 
 /// Type that is a waypoint record.
 pub trait IsWaypointRecord: Sized + 'static {
-    /// Returns the type of the record.
+    /// Record type of the implementing type.
     const TYPE: WaypointRecordType;
 
-    /// Returns the contents of a record; `None` if the record is of another type.
+    /// Returns the record's contents if it is of this type.
     fn of(record: &WaypointRecord) -> Option<&Self>;
 }
 
@@ -137,7 +137,7 @@ impl WaypointRecord {
 pub struct WaypointRecordKey {
     /// Gateway of the waypoint.
     pub gateway: GatewayName,
-    /// Returns the type of the record.
+    /// Type of the record.
     pub record_type: WaypointRecordType,
     /// Name of the record, see [`WaypointRecord::name`].
     pub name: ArcStr,

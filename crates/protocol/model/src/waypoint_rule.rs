@@ -1,23 +1,24 @@
-//! Over-approximation of a waypoint's L7 rules by callers and ports, for node proxies.
+//! Over-approximation of a waypoint's layer 7 rules by principals, namespaces and ports, for node proxies.
 
 use crate::{Identity, StringMatch};
 
-/// Connections to a workload that a layer 7 rule of its waypoint could concern.
+/// Connections to a workload to which a layer 7 rule of its waypoint could apply.
 ///
-/// Node proxies cannot evaluate L7 rules, so this covers at least every connection that the rule could match. The
-/// default covers every connection.
+/// Node proxies cannot evaluate layer 7 rules, so this covers at least every connection that the rule could match.
+/// The default covers every connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct WaypointRule {
     /// Ports of the workload; all of them if empty.
     pub ports: Vec<u16>,
-    /// Callers by principal, without `spiffe://`. If [`Self::namespaces`] is empty, too, every caller.
+    /// Principals of clients, without `spiffe://`. If [`Self::namespaces`] is empty, too, every client.
     pub principals: Vec<StringMatch>,
-    /// Callers by namespace, besides those of [`Self::principals`].
+    /// Namespaces of clients, in addition to [`Self::principals`].
     pub namespaces: Vec<StringMatch>,
 }
 
 impl WaypointRule {
-    /// Whether the rule could apply to a connection to `port`. An unknown caller may be any.
+    /// Whether the rule could apply to a connection of `caller` to `port`. Without an identity, the caller may be any
+    /// client.
     pub fn covers(&self, caller: Option<&Identity>, port: u16) -> bool {
         let covers_every_caller = self.principals.is_empty() && self.namespaces.is_empty();
         let covers_caller = |caller: &Identity| {

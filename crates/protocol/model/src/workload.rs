@@ -65,10 +65,10 @@ impl WorkloadKind {
     }
 }
 
-/// Delivery of tunnelled connections to an application that is itself a proxy (sandwiched waypoints).
+/// How connections in tunnels are delivered to an application that is itself a proxy (sandwiched waypoints).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AppTunnel {
-    /// Header that precedes the connection's bytes.
+    /// Header that precedes the connection's own bytes.
     pub protocol: AppTunnelProtocol,
     /// Port that overrides the target port.
     pub port: Option<u16>,
@@ -77,7 +77,7 @@ pub struct AppTunnel {
 /// Protocol of an [`AppTunnel`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AppTunnelProtocol {
-    /// No header; the application's bytes only.
+    /// No header precedes the connection's own bytes.
     #[default]
     None,
     /// PROXY protocol v2 header with the client's identity in TLV 0xD0.

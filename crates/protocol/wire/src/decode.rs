@@ -1,9 +1,9 @@
-//! Wire to model: WDS records and authorization policies, parsed strictly.
+//! Decodes WDS records and authorization policies to the model, strictly.
 //!
-//! A record that is not understood in full is refused as a whole, with the field and the reason:
-//! ignoring a part would widen or narrow a policy, or send traffic elsewhere. The contract's exception is
-//! unknown extensions and unknown fields of workloads and services: they are ignored (fields are
-//! counted). In a policy they refuse it. Decoded addresses are canonical.
+//! A record that is not understood in full is rejected as a whole, with the field and the reason: ignoring a part
+//! would widen or narrow a policy, or send traffic elsewhere. The exceptions are unknown extensions and unknown
+//! fields of workloads and services, which are ignored (fields are counted). In a policy they are errors. Decoded
+//! addresses are canonical.
 
 mod address;
 mod delta;

@@ -1,7 +1,7 @@
-//! Model to wire: WDS records and authorization policies as they are sent.
+//! Encodes the model's WDS records and authorization policies as protobuf.
 //!
-//! Encoding is total and deterministic: the same record has the same bytes on every replica, since a
-//! resource version is derived from them.
+//! Encoding is total and deterministic: the same record has the same bytes on every replica, since a resource version
+//! is derived from them.
 
 use std::net::IpAddr;
 

@@ -1,6 +1,6 @@
-//! The agent's record of the pods it has enrolled, a file beside its socket. A node proxy that starts
-//! without the pods' namespaces finds them by it without waiting for the agent, and one that drains
-//! reads which pods have left. ZDS takes precedence over the record.
+//! File of the pods that the agent has enrolled, beside its socket. A node proxy that starts without the pods'
+//! network namespaces finds them by this file without waiting for the agent, and one that drains reads from it which
+//! pods have left. ZDS takes precedence over the file.
 
 use std::net::IpAddr;
 
@@ -8,21 +8,21 @@ use ambit_model::PodName;
 use ambit_zds::{PodUid, WorkloadInfo};
 use serde::{Deserialize, Serialize};
 
-/// Name of the file of enrolled pods.
+/// Name of the file in the directory of the agent's socket.
 pub const ENROLLED_FILE: &str = "ambit-pods.json";
 
 /// Contents of the file of enrolled pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Enrolled {
-    /// Whether the mesh is being uninstalled.
+    /// Whether the mesh is being uninstalled from the node.
     #[serde(default)]
     pub removed: bool,
     /// Every enrolled pod of the node.
     pub pods: Vec<EnrolledPod>,
 }
 
-/// Pod that is enrolled.
+/// Enrolled pod in the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EnrolledPod {
@@ -36,23 +36,23 @@ pub struct EnrolledPod {
     pub service_account: String,
     /// Addresses of the pod.
     pub addresses: Vec<IpAddr>,
-    /// Network namespace of the pod, if the container runtime has bound it to a path.
+    /// Network namespace of the pod, if the container runtime has bound it to a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<NamedNetns>,
 }
 
-/// A named network namespace in the node's directory for them.
+/// Network namespace that is bound to a file in the node's directory of namespaces.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NamedNetns {
-    /// Name of the file in that directory. Container runtimes choose a random one for each pod.
+    /// Name of the file in that directory. Container runtimes choose a random name for each pod.
     pub name: String,
     /// Inode number of the namespace.
     pub inode: u64,
 }
 
 impl EnrolledPod {
-    /// Builds the record of a pod.
+    /// Builds the entry of a pod for the file.
     pub fn new(uid: &PodUid, info: &WorkloadInfo, netns: Option<NamedNetns>) -> Self {
         Self {
             uid: uid.to_string(),
@@ -64,7 +64,7 @@ impl EnrolledPod {
         }
     }
 
-    /// Returns the pod's description in ZDS form.
+    /// Returns the pod's description as in a ZDS request.
     pub fn info(&self) -> WorkloadInfo {
         WorkloadInfo {
             pod: PodName {
@@ -78,18 +78,20 @@ impl EnrolledPod {
 }
 
 impl Enrolled {
-    /// Encodes the contents of the file.
+    /// Encodes the contents of the file as JSON.
     ///
     /// # Errors
-    /// When the record cannot be written as JSON.
+    ///
+    /// When the contents cannot be written as JSON.
     pub fn encode(&self) -> serde_json::Result<Vec<u8>> {
         serde_json::to_vec(self)
     }
 
-    /// Decodes the file's contents.
+    /// Decodes the contents of the file.
     ///
     /// # Errors
-    /// When they are not such a file.
+    ///
+    /// When the bytes are not JSON of this form.
     pub fn decode(bytes: &[u8]) -> serde_json::Result<Self> {
         serde_json::from_slice(bytes)
     }

@@ -26,60 +26,60 @@ use crate::generated::envoy::{
 #[cfg(test)]
 mod tests;
 
-/// Path of the gRPC method.
+/// Path of the gRPC method `Check`.
 pub const CHECK_PATH: &str = "/envoy.service.auth.v3.Authorization/Check";
 
-/// One peer of the checked request.
+/// Source or destination of the checked request.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer<'a> {
     /// Address of the peer.
     pub address: SocketAddr,
-    /// Verified identity of the peer.
+    /// SPIFFE ID of the peer, if mTLS verified it.
     pub principal: Option<&'a str>,
 }
 
-/// A request to check.
+/// HTTP request that is checked.
 #[derive(Clone, Debug, Default)]
 pub struct HttpCheck {
-    /// Identifier of the request in logs.
+    /// Id of the request, for logs of the provider.
     pub id: String,
     /// Method of the request.
     pub method: String,
-    /// Headers by their names in lower case; a name occurs once.
+    /// Headers by lower-case name; a name occurs once.
     pub headers: HashMap<String, String>,
-    /// Path with the query.
+    /// Path of the request, with the query.
     pub path: String,
     /// Authority of the request.
     pub host: String,
-    /// Size of the body, if known.
+    /// Size of the request's body in bytes, if known.
     pub size: Option<u64>,
-    /// HTTP version in Envoy's form: `HTTP/1.1`.
+    /// HTTP version in Envoy's notation, such as `HTTP/1.1`.
     pub protocol: &'static str,
-    /// Part of the body that the provider receives.
+    /// Beginning of the body, as far as the provider receives it.
     pub body: Vec<u8>,
     /// Whether the body is sent as bytes instead of text.
     pub body_as_bytes: bool,
 }
 
-/// Check of a request or connection, `envoy.service.auth.v3.CheckRequest`.
+/// Request for a check of an HTTP request or connection, `envoy.service.auth.v3.CheckRequest`.
 #[derive(Clone, Debug)]
 pub struct Check<'a> {
-    /// Caller of the request.
+    /// Client of the request.
     pub source: Peer<'a>,
-    /// Destination of the request.
+    /// Server of the request.
     pub destination: Peer<'a>,
     /// Time at which the request arrived.
     pub time: SystemTime,
     /// Checked request; `None` for a connection that is not HTTP.
     pub http: Option<HttpCheck>,
-    /// Server name of a TLS connection.
+    /// Server name (SNI) of a TLS connection.
     pub sni: Option<&'a str>,
 }
 
-/// Header operation of a check's response.
+/// Header change in a provider's response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderOption {
-    /// Name as sent.
+    /// Name of the header as the provider sent it.
     pub name: String,
     /// Value of the header.
     pub value: Vec<u8>,
@@ -87,7 +87,7 @@ pub struct HeaderOption {
     pub how: HeaderChange,
 }
 
-/// Operation on a header.
+/// How a provider changes a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderChange {
     /// Replaces existing values.
@@ -100,23 +100,23 @@ pub enum HeaderChange {
     SetIfPresent,
 }
 
-/// Response of an authorizer, `envoy.service.auth.v3.CheckResponse`.
+/// Response of an authorization provider, `envoy.service.auth.v3.CheckResponse`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The request may pass.
+    /// The provider allows the request.
     Allowed(Allowed),
-    /// The request is denied.
+    /// The provider denies the request.
     Denied(Denied),
 }
 
-/// Changes of a request that may pass, and of its response.
+/// Changes that the provider makes to an allowed request and to its response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowed {
     /// Changes of request headers.
     pub headers: Vec<HeaderOption>,
     /// Names of request headers to remove.
     pub remove: Vec<String>,
-    /// Changes of response headers.
+    /// Changes of response headers to the client.
     pub answer_headers: Vec<HeaderOption>,
     /// Query parameters to set.
     pub query_set: Vec<(String, String)>,
@@ -124,10 +124,10 @@ pub struct Allowed {
     pub query_remove: Vec<String>,
 }
 
-/// Response that the client of a denied request gets.
+/// Response that the client receives when the provider denies its request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Denied {
-    /// Status of the response; `None` stands for 403.
+    /// HTTP status of the response; `None` is 403.
     pub status: Option<u16>,
     /// Headers of the response.
     pub headers: Vec<HeaderOption>,
@@ -135,16 +135,16 @@ pub struct Denied {
     pub body: Vec<u8>,
 }
 
-/// Error of an invalid response.
+/// Error of decoding a provider's response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AnswerError {
     /// Bytes that are not protobuf.
     #[error("the answer is no CheckResponse: {0}")]
     Malformed(#[source] prost::DecodeError),
-    /// Response without content.
+    /// The response neither allows nor denies.
     #[error("the response neither allows nor denies")]
     Empty,
-    /// Status that allows with a response that denies, or the reverse.
+    /// The gRPC status of the response allows, but its content denies, or the reverse.
     #[error("the answer contradicts itself")]
     Contradiction,
 }
@@ -212,10 +212,11 @@ fn peer(of: Peer<'_>) -> attribute_context::Peer {
 }
 
 impl Answer {
-    /// Decodes a response.
+    /// Decodes a provider's response.
     ///
     /// # Errors
-    /// When it is no CheckResponse, or contradicts itself.
+    ///
+    /// When the bytes are no CheckResponse, or status and content contradict each other.
     pub fn decode(bytes: &[u8]) -> Result<Self, AnswerError> {
         let read = CheckResponse::decode(bytes).map_err(AnswerError::Malformed)?;
         // An `error_response` denies, too: with it nothing has been allowed.
@@ -262,8 +263,8 @@ fn refused(from: DeniedHttpResponse) -> Denied {
     }
 }
 
-/// Converts a header operation. Without the deprecated `append`, the zero value of `append_action`, which is also that of
-/// an unset field, means `default`: what the provider left open differs by the list of headers.
+/// Converts a header change. Without the deprecated `append`, the zero value of `append_action`, which is also that
+/// of an unset field, means `default`, which depends on the list that the header is in.
 fn header(from: HeaderValueOption, default: HeaderChange) -> Option<HeaderOption> {
     let how = match (from.append, from.append_action()) {
         (Some(true), _) => HeaderChange::Append,

@@ -1,7 +1,7 @@
 //! Generated protobuf and gRPC code, and the conversions to and from the model.
 //!
-//! Beside this crate only the ends of gRPC streams name protobuf messages. `cargo xtask gen` writes
-//! `src/generated` from `proto/`; building needs no protobuf compiler.
+//! Besides this crate only the ends of gRPC streams name protobuf messages. `cargo xtask gen` writes `src/generated`
+//! from `proto/`; building needs no protobuf compiler.
 #![forbid(unsafe_code)]
 
 #[expect(

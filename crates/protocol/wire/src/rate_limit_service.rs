@@ -17,27 +17,27 @@ use crate::generated::envoy::{
     },
 };
 
-/// Path of the gRPC method.
+/// Path of the gRPC method `ShouldRateLimit`.
 pub const SHOULD_RATE_LIMIT_PATH: &str =
     "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// Request to the service, `envoy.service.ratelimit.v3.RateLimitRequest`.
+/// Request to a rate-limit service, `envoy.service.ratelimit.v3.RateLimitRequest`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// Domain of the limits, as the service is configured.
+    /// Domain of the limits, by which the service selects its configuration.
     pub domain: String,
-    /// Descriptors of the request: keys with their values.
+    /// Descriptors of the checked request, each a list of keys and values.
     pub descriptors: Vec<Vec<(String, String)>>,
-    /// Number of hits that the request counts as.
+    /// Number of hits that the checked request counts as.
     pub hits: u32,
 }
 
-/// Response of the service, `envoy.service.ratelimit.v3.RateLimitResponse`.
+/// Response of a rate-limit service, `envoy.service.ratelimit.v3.RateLimitResponse`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Whether a limit is exceeded.
+    /// Whether the checked request exceeds a limit.
     pub is_over: bool,
-    /// Evaluated limit with the least remaining quota.
+    /// Limit with the least remaining quota, of those that the service evaluated.
     pub tightest: Option<Met>,
     /// Headers to add to the response.
     pub answer_headers: Vec<(String, Vec<u8>)>,
@@ -47,7 +47,7 @@ pub struct Answer {
     pub body: Vec<u8>,
 }
 
-/// Limit that the service evaluated for the request.
+/// Rate limit that the service evaluated, with its remaining quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Met {
     /// Requests allowed in an interval.
@@ -60,13 +60,13 @@ pub struct Met {
     pub reset: Duration,
 }
 
-/// Error of an invalid response.
+/// Error of decoding a rate-limit service's response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AnswerError {
     /// Bytes that are not protobuf.
     #[error("the answer is no RateLimitResponse: {0}")]
     Malformed(#[source] prost::DecodeError),
-    /// UNKNOWN, or a code that the API does not have.
+    /// The overall code is UNKNOWN, or not one of the API.
     #[error("the answer has the code {0}: neither OK nor OVER_LIMIT")]
     Undecided(i32),
 }
@@ -92,7 +92,8 @@ impl Answer {
     /// Decodes a response.
     ///
     /// # Errors
-    /// When it is none, or decides nothing.
+    ///
+    /// When the bytes are no RateLimitResponse, or its overall code decides nothing.
     pub fn decode(bytes: &[u8]) -> Result<Self, AnswerError> {
         let read = RateLimitResponse::decode(bytes).map_err(AnswerError::Malformed)?;
         let is_over = match Code::try_from(read.overall_code) {

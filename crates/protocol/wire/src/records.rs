@@ -31,11 +31,11 @@ use ambit_model::{
 
 use crate::decode::{NotUnderstood, Substitute};
 
-/// Codec of a type of record.
+/// Codec of one type of waypoint record.
 pub trait RecordCodec: IsWaypointRecord {
-    /// Type URL of the resources.
+    /// Type URL of the records on xDS streams.
     const TYPE_URL: &'static str;
-    /// Short name of the type, for status and metrics.
+    /// Short name of the record type, for status and metrics.
     const SHORT_NAME: &'static str;
 
     /// Encodes the record as its protobuf message.
@@ -50,14 +50,14 @@ pub trait RecordCodec: IsWaypointRecord {
 
 macro_rules! define {
     ($($variant:ident($record:ident),)*) => {
-        /// Returns the type URL of the resources of a type.
+        /// Returns the type URL of a record type.
         pub fn type_url(of: WaypointRecordType) -> &'static str {
             match of {
                 $(WaypointRecordType::$variant => model::$record::TYPE_URL,)*
             }
         }
 
-        /// Returns the short name of a type, for status and metrics.
+        /// Returns the short name of a record type, for status and metrics.
         pub fn short_name(of: WaypointRecordType) -> &'static str {
             match of {
                 $(WaypointRecordType::$variant => model::$record::SHORT_NAME,)*

@@ -1,4 +1,4 @@
-//! Debug forms of messages with private keys, without the keys.
+//! Debug formats of messages with private keys, which omit the keys.
 
 use std::fmt;
 

@@ -20,14 +20,14 @@ mod schema {
     include!("generated/schema.rs");
 }
 
-/// Schema of a message: its fields by number, ascending; message fields with their own schema.
+/// Schema of a protobuf message: its fields by ascending number; message fields have their own schema.
 #[derive(Debug)]
 pub(crate) struct Message {
     name: &'static str,
     fields: &'static [(u32, Option<&'static Self>)],
 }
 
-/// Field that the schema does not have.
+/// Field of an encoded message that the schema does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownField {
     /// Name of the enclosing message, with its package.

@@ -1,4 +1,4 @@
-//! ZDS records: one protobuf message each, converted to and from the messages of `ambit-zds`.
+//! Encodes and decodes ZDS records: one protobuf message each, converted to and from the messages of `ambit-zds`.
 
 use std::net::IpAddr;
 
@@ -9,28 +9,28 @@ use prost::Message as _;
 
 use crate::zds::{self, workload_request, workload_response};
 
-/// Error of a record that is refused.
+/// Reason why a ZDS record is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum ZdsDecodeError {
-    /// Bytes that are not protobuf.
+    /// The record is not valid protobuf.
     #[error("the record does not decode as {what}")]
     Protobuf {
-        /// Expected message or value.
+        /// Message that the record should contain.
         what: &'static str,
         /// Cause of the error.
         #[source]
         source: prost::DecodeError,
     },
-    /// Message without its payload.
+    /// The message has no payload.
     #[error("the {what} is empty")]
     Empty {
-        /// Expected message or value.
+        /// Message that the record should contain.
         what: &'static str,
     },
-    /// Request that names no pod.
+    /// The request names no pod.
     #[error("the request has an empty uid")]
     NoUid,
-    /// Address that is neither 4 nor 16 bytes long.
+    /// An address of the pod is neither 4 nor 16 bytes long.
     #[error("an address of pod {uid} is {len} bytes long, not 4 or 16")]
     Address {
         /// UID of the pod.
@@ -43,7 +43,8 @@ pub enum ZdsDecodeError {
 /// Decodes a request of the agent.
 ///
 /// # Errors
-/// When the record is no request.
+///
+/// When the record is not a valid request.
 pub fn decode_request(record: &[u8]) -> Result<Request, ZdsDecodeError> {
     const WHAT: &str = "request";
     let message = zds::WorkloadRequest::decode(record)
@@ -106,10 +107,10 @@ fn decode_address(bytes: &[u8]) -> Option<IpAddr> {
         .map(|v6| IpAddr::from(v6).to_canonical())
 }
 
-/// Encodes a request to the proxy.
+/// Encodes a request to the node proxy.
 ///
-/// Addresses that would make the record too long for the peer are left out, last first: they only
-/// speed up the pod's first connection.
+/// Addresses that would make the record too long are omitted, last first: they only speed up the pod's first
+/// connection.
 pub fn encode_request(request: &Request) -> Vec<u8> {
     let payload = match request {
         Request::Add { uid, info } => workload_request::Payload::Add(zds::AddWorkload {
@@ -156,10 +157,11 @@ fn encode_info(info: &WorkloadInfo) -> zds::WorkloadInfo {
     }
 }
 
-/// Decodes a proxy's acknowledgement.
+/// Decodes a node proxy's acknowledgement.
 ///
 /// # Errors
-/// When the record is no acknowledgement.
+///
+/// When the record is not a valid acknowledgement.
 pub fn decode_ack(record: &[u8]) -> Result<Ack, ZdsDecodeError> {
     const WHAT: &str = "answer";
     let message = zds::WorkloadResponse::decode(record)
@@ -186,7 +188,7 @@ pub fn encode_ack(ack: &Ack) -> Vec<u8> {
     zds::WorkloadResponse { payload }.encode_to_vec()
 }
 
-/// Encodes a proxy's hello with version 1 of the contract.
+/// Encodes a node proxy's hello with version 1 of ZDS.
 pub fn encode_hello() -> Vec<u8> {
     zds::ZdsHello {
         version: zds::Version::V1.into(),
@@ -194,10 +196,11 @@ pub fn encode_hello() -> Vec<u8> {
     .encode_to_vec()
 }
 
-/// Decodes the version of a proxy's hello, which may be an unknown one.
+/// Decodes the ZDS version in a node proxy's hello, which may be an unknown one.
 ///
 /// # Errors
-/// When the record is no hello.
+///
+/// When the record is not a valid hello.
 pub fn decode_hello(record: &[u8]) -> Result<i32, ZdsDecodeError> {
     zds::ZdsHello::decode(record)
         .map(|hello| hello.version)

@@ -1,5 +1,5 @@
-//! Our schema and decoders against what Istio's own programs sent, see `vectors/README.md`: no field of a
-//! record is unknown, and every record is encoded again unchanged.
+//! Tests of the protobuf schema and decoders with messages recorded from Istio's own programs, see
+//! `vectors/README.md`: no field of a record is unknown, and every record is encoded again unchanged.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{fs, path::Path};
@@ -78,8 +78,8 @@ fn every_address_is_known_in_full_and_written_as_it_came() {
 
 type Services = std::collections::BTreeMap<String, workload::PortList>;
 
-/// Ports by number, those of several transports once, and without application protocols, which are for
-/// waypoints.
+/// Sorts ports by number, merges those of several transports, and removes application protocols, which only waypoints
+/// need.
 fn in_order(mut services: Services) -> Services {
     for list in services.values_mut() {
         list.ports.sort_by_key(|port| port.service_port);

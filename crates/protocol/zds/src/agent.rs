@@ -1,9 +1,8 @@
-//! One proxy's connection, seen from the agent: hello, snapshot, then one request at a time.
+//! Agent's side of the ZDS connection to one node proxy: hello, snapshot, then one request at a time.
 //!
-//! Requests and acknowledgements are matched by order alone, so a late acknowledgement must never
-//! count for the next request: nothing is sent before the last request is acknowledged, and a proxy
-//! that does not respond at all loses the connection (the next connection's snapshot has
-//! everything).
+//! Requests and acknowledgements are matched by order alone, so a late acknowledgement must never count for the next
+//! request: nothing is sent before the last request is acknowledged, and a proxy that does not respond at all loses
+//! the connection (the next connection's snapshot has everything).
 
 use std::{
     collections::VecDeque,
@@ -12,7 +11,7 @@ use std::{
 
 use crate::message::{Ack, PodUid, Request};
 
-/// Timeout for the hello of a proxy that has connected.
+/// Timeout for the hello of a node proxy that has connected.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Timeout of an acknowledgement, after which the proxy is disconnected. Callers get an error
@@ -20,44 +19,44 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// that is only slow.
 const ACK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Maximum unsent requests; more mean that the proxy does not keep up.
+/// Maximum unsent requests; beyond it the proxy counts as too slow and is disconnected.
 const MAX_QUEUE: usize = 4096;
 
-/// The next record expected on the connection.
+/// Kind of the record that is expected next on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
-    /// The proxy's hello.
+    /// Hello of the node proxy.
     Hello,
     /// Acknowledgement of a request.
     Ack,
-    /// No record expected; any record is a protocol violation.
+    /// No record: any record is a protocol violation.
     Nothing,
 }
 
-/// Effect to perform, in order.
+/// Effect that the caller must carry out, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum AgentEffect<N> {
-    /// Sends a request, with the namespace's descriptor.
+    /// Sends a request, with the file descriptor of the pod's network namespace.
     Send(Request, Option<N>),
-    /// Request that was acknowledged.
+    /// Reports a request and its acknowledgement.
     Answered(Request, Option<N>, Ack),
-    /// Close the connection. This state machine has no further effects.
+    /// Closes the connection. The state machine has no effects after this one.
     Close(CloseReason),
 }
 
-/// Why the agent closes a connection.
+/// Reason why the agent closes a connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CloseReason {
-    /// Connected, but sent no hello.
+    /// The proxy connected, but sent no hello in time.
     #[error("no hello within {HELLO_TIMEOUT:?}")]
     NoHello,
-    /// Request without an acknowledgement in time.
+    /// The proxy did not acknowledge a request in time.
     #[error("no answer within {ACK_TIMEOUT:?}")]
     NoAnswer,
-    /// A record arrived that the contract does not allow at this point.
+    /// The proxy sent a record that ZDS does not allow at this point.
     #[error("unexpected record: {0}")]
     Unexpected(String),
-    /// Too many requests are waiting.
+    /// More than `MAX_QUEUE` requests wait to be sent.
     #[error("more than {MAX_QUEUE} requests wait for the proxy")]
     Overrun,
 }
@@ -76,7 +75,7 @@ enum Phase<N> {
     Closed,
 }
 
-/// The agent's side of one connection.
+/// State of the agent's side of one ZDS connection.
 #[derive(Debug)]
 pub struct AgentSide<N> {
     phase: Phase<N>,
@@ -84,7 +83,7 @@ pub struct AgentSide<N> {
 }
 
 impl<N: Clone> AgentSide<N> {
-    /// Creates the session of a connection that was accepted now.
+    /// Creates the state of a connection that was accepted at `now`.
     pub fn new(now: Instant) -> Self {
         Self {
             phase: Phase::AwaitHello {
@@ -94,7 +93,7 @@ impl<N: Clone> AgentSide<N> {
         }
     }
 
-    /// The expected kind of the next record.
+    /// Returns the kind of the record that is expected next.
     pub fn expects(&self) -> Expect {
         match self.phase {
             Phase::AwaitHello { .. } => Expect::Hello,
@@ -108,7 +107,7 @@ impl<N: Clone> AgentSide<N> {
         matches!(self.phase, Phase::Idle | Phase::AwaitAck { .. })
     }
 
-    /// Returns when [`Self::on_tick`] is due.
+    /// Returns the time at which [`Self::on_tick`] is due.
     pub fn deadline(&self) -> Option<Instant> {
         match self.phase {
             Phase::AwaitHello { until } | Phase::AwaitAck { until, .. } => Some(until),
@@ -116,7 +115,7 @@ impl<N: Clone> AgentSide<N> {
         }
     }
 
-    /// Handles the proxy's hello: sends the snapshot, and the mark that ends it.
+    /// Handles the proxy's hello: sends an `Add` or `Keep` for each pod, and then [`Request::SnapshotSent`].
     pub fn on_hello(
         &mut self,
         snapshot: impl IntoIterator<Item = (Request, Option<N>)>,
@@ -151,7 +150,7 @@ impl<N: Clone> AgentSide<N> {
         self.close(CloseReason::Unexpected(what))
     }
 
-    /// Handles the passing of time.
+    /// Handles the passing of time, by which timeouts expire.
     pub fn on_tick(&mut self, now: Instant) -> Vec<AgentEffect<N>> {
         match self.phase {
             Phase::AwaitHello { until } if until <= now => self.close(CloseReason::NoHello),
@@ -160,8 +159,8 @@ impl<N: Clone> AgentSide<N> {
         }
     }
 
-    /// Queues a request, to be sent once those before it are acknowledged. An `Add` replaces an
-    /// unsent one of the same pod. Has no effect before hello and after the close.
+    /// Queues a request, to be sent once those before it are acknowledged. An `Add` replaces an unsent one of the
+    /// same pod. Has no effect before the hello and after the close.
     pub fn enqueue(
         &mut self,
         request: Request,

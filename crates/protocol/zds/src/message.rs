@@ -1,4 +1,4 @@
-//! The messages between agent and proxy. Their protobuf form is in `ambit-wire`.
+//! Messages of ZDS between agent and node proxy. Their protobuf encoding is in `ambit-wire`.
 
 use std::net::IpAddr;
 
@@ -18,26 +18,26 @@ pub const MAX_ACK_TEXT: usize = 900;
 /// Acknowledgement of a [`Request`]; the error is a text for operators.
 pub type Ack = Result<(), String>;
 
-/// The description of a pod.
+/// Description of a pod in a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct WorkloadInfo {
-    /// Name, namespace and service account.
+    /// Name, namespace and service account of the pod.
     pub pod: PodName,
-    /// The pod's addresses (Ambit's own field; empty from other agents).
+    /// Addresses of the pod (Ambit's own field; empty from other agents).
     pub addresses: Vec<IpAddr>,
 }
 
-/// Message from the agent to the proxy.
+/// Request of the agent to the node proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Serve this pod. The one request that carries a network namespace.
+    /// Serve this pod. The only request that carries a network namespace.
     Add {
         /// UID of the pod.
         uid: PodUid,
-        /// `None` only from a broken agent: a protocol error.
+        /// Description of the pod; `None` is a protocol error.
         info: Option<WorkloadInfo>,
     },
-    /// Continue to serve this pod, whose namespace the agent does not hold. Only within the snapshot.
+    /// Continue to serve this pod, whose network namespace the agent does not have. Only within the snapshot.
     Keep {
         /// UID of the pod.
         uid: PodUid,
@@ -47,12 +47,12 @@ pub enum Request {
         /// UID of the pod.
         uid: PodUid,
     },
-    /// End of the snapshot: the proxy stops pods that it did not name.
+    /// End of the snapshot: the proxy stops serving pods that the snapshot did not contain.
     SnapshotSent,
 }
 
 impl Request {
-    /// Returns the pod of the request.
+    /// Returns the uid of the request's pod.
     pub fn uid(&self) -> Option<&PodUid> {
         match self {
             Self::Add { uid, .. } | Self::Keep { uid } | Self::Del { uid } => Some(uid),

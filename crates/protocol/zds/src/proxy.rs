@@ -1,8 +1,8 @@
-//! The node proxy's side of ZDS: the pods it serves, and its acknowledgements.
+//! Node proxy's side of ZDS: the pods that it serves, and its acknowledgements.
 //!
-//! Differs from the reference where that one was fragile, never in what the agent sees: a protocol error
-//! ends the connection instead of the process; pods that could not be started stay pending over a
-//! reconnect; and an answer is only ever sent on its request's connection.
+//! Differs from ztunnel where that was fragile, never in what the agent sees: a protocol error ends the connection
+//! instead of the process; pods that could not be started stay pending over a reconnect; and an acknowledgement is
+//! only ever sent on its request's connection.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,69 +11,69 @@ use std::{
 
 use crate::message::{Ack, MAX_ACK_TEXT, PodUid, Request, WorkloadInfo, clipped};
 
-/// Retry delay of a pod whose start failed.
+/// Delay before the start of a pod's proxy instance is retried.
 pub const RETRY_PENDING: Duration = Duration::from_secs(5);
 
-/// Number of one instance of a pod's proxy: each [`ProxyEffect::Start`] has a new one.
+/// Number of one proxy instance of a pod: each [`ProxyEffect::Start`] has a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Generation(u64);
 
-/// An event for [`ProxySide`].
+/// Event that the caller passes to [`ProxySide`].
 #[derive(Debug)]
 pub enum ProxyEvent<N> {
     /// A connection to the agent is established and hello has been sent on it.
     Connected,
-    /// The connection closed. Pods continue to be served.
+    /// The connection to the agent was closed. Pods continue to be served.
     Disconnected,
-    /// Received record, with its attached namespace.
+    /// Received request, with the network namespace that was attached.
     Request(Request, Option<N>),
-    /// An invalid record arrived: undecodable, truncated, empty, or with several descriptors.
+    /// Received record that is invalid: undecodable, truncated, empty, or with several descriptors.
     Malformed(String),
-    /// The requested start has succeeded: the pod's proxy listens.
+    /// The start of a proxy instance has succeeded: it listens.
     Started {
         /// UID of the pod.
         uid: PodUid,
         /// Generation of the start.
         generation: Generation,
     },
-    /// The requested start has failed; nothing of it is left.
+    /// The start of a proxy instance has failed, and nothing of it is left.
     StartFailed {
         /// UID of the pod.
         uid: PodUid,
         /// Generation of the start.
         generation: Generation,
-        /// The cause, as text for operators.
+        /// Reason of the failure, for operators.
         error: String,
     },
     /// Time has passed; see [`ProxySide::deadline`].
     Tick,
 }
 
-/// Effect to perform, in order.
+/// Effect that the caller must carry out, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ProxyEffect<N> {
-    /// Open the pod's listeners, then report [`ProxyEvent::Started`] or
-    /// [`ProxyEvent::StartFailed`] with the same generation.
+    /// Opens the pod's listeners; the caller then reports [`ProxyEvent::Started`] or [`ProxyEvent::StartFailed`] with
+    /// the same generation.
     Start {
         /// UID of the pod.
         uid: PodUid,
         /// Generation to report with the outcome.
         generation: Generation,
-        /// The pod's description.
+        /// Description of the pod.
         info: WorkloadInfo,
-        /// The namespace for its listeners.
+        /// Network namespace of the pod, in which the listeners are opened.
         netns: N,
     },
-    /// The pod is served already, but its description has changed.
+    /// Updates the description of a pod that is served already.
     Update {
         /// UID of the pod.
         uid: PodUid,
-        /// The instance that serves it.
+        /// Generation of the instance that serves the pod.
         generation: Generation,
-        /// The new description.
+        /// New description of the pod.
         info: WorkloadInfo,
     },
-    /// Stop this instance (also one whose start has not been reported yet).
+    /// Stops a proxy instance, also one whose start has not been reported yet.
     Stop {
         /// UID of the pod.
         uid: PodUid,
@@ -84,21 +84,21 @@ pub enum ProxyEffect<N> {
     },
     /// Acknowledges the last request.
     Reply(Ack),
-    /// Drop the connection, and dial again.
+    /// Closes the connection; the caller then connects again.
     Disconnect,
 }
 
-/// Why an instance is to stop.
+/// Reason why a proxy instance is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StopReason {
     /// The agent deleted the pod: it is gone, or left the mesh. New connections must not be
     /// accepted; existing ones may end by themselves.
     Deleted,
-    /// The agent's snapshot did not contain it.
+    /// The agent's snapshot did not contain the pod.
     NotInSnapshot,
     /// The pod has a new network namespace; nothing runs in the old one.
     Replaced,
-    /// Another proxy has its own listeners for the pod.
+    /// Another node proxy process has its own listeners for the pod.
     Surrendered,
 }
 
@@ -132,12 +132,12 @@ enum Link {
     Live,
 }
 
-/// State of the pods that the agent wants served on this node.
+/// State of the pods that the agent requests this node proxy to serve.
 #[derive(Debug)]
 pub struct ProxySide<N> {
     pods: BTreeMap<PodUid, Served<N>>,
     link: Link,
-    /// Generation of the start whose outcome the agent waits for.
+    /// Generation of the start whose outcome is acknowledged to the agent.
     answering: Option<Generation>,
     next_generation: u64,
 }
@@ -154,13 +154,13 @@ impl<N> Default for ProxySide<N> {
 }
 
 impl<N: Clone + PartialEq> ProxySide<N> {
-    /// Creates the state without pods or connection.
+    /// Creates the state without pods and without a connection.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Restores a pod that was served before this process started: its proxy listens already. The
-    /// agent's snapshot decides whether it stays.
+    /// Restores a pod that was served before this process started, and whose listeners are open already. The agent's
+    /// snapshot decides whether it stays.
     pub fn restore(&mut self, uid: PodUid, info: WorkloadInfo, netns: N) -> Generation {
         let generation = self.new_generation();
         let life = Life::Up;
@@ -176,7 +176,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         generation
     }
 
-    /// Stops serving a pod that another proxy serves instead.
+    /// Stops serving a pod that another node proxy process serves instead.
     pub fn surrender(&mut self, uid: &PodUid) -> Vec<ProxyEffect<N>> {
         let mut effects = Vec::new();
         self.stop(uid, StopReason::Surrendered, &mut effects);
@@ -199,7 +199,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         })
     }
 
-    /// Returns the pods whose proxies listen.
+    /// Returns the pods whose proxy instances listen.
     pub fn up(&self) -> impl Iterator<Item = (&PodUid, &WorkloadInfo, Generation)> {
         self.pods
             .iter()
@@ -207,7 +207,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
             .map(|(uid, pod)| (uid, &pod.info, pod.generation))
     }
 
-    /// Returns when the next [`ProxyEvent::Tick`] is due.
+    /// Returns the time at which the next [`ProxyEvent::Tick`] is due.
     pub fn deadline(&self) -> Option<Instant> {
         self.pods
             .values()
@@ -462,7 +462,7 @@ impl<N: Clone + PartialEq> ProxySide<N> {
         generation
     }
 
-    /// Rejects a contract violation: the peer gets an error and is disconnected; the pods stay.
+    /// Handles a protocol violation: acknowledges it with an error and disconnects; the pods stay.
     fn refuse(&mut self, what: &str) -> Vec<ProxyEffect<N>> {
         self.answering = None;
         self.link = Link::Down;

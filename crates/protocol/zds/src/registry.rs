@@ -1,8 +1,8 @@
-//! Distributes requests to several connected proxies (an old and a new one during a rollout).
+//! Distributes the agent's orders to several connected node proxies (an old and a new one during a rollout).
 //!
-//! A pod is added at the newest proxy that has sent its hello, and deleted at all. When the newest
-//! disconnects and an older one is left, the older one is sent the pods that it lacks. Callers have
-//! a [`Ticket`] for each order and get its outcome, at the latest after [`DELIVERY_TIMEOUT`].
+//! A pod is added at the newest proxy that has sent its hello, and deleted at all. When the newest disconnects and an
+//! older one is left, the older one is sent the pods that it lacks. Callers have a [`Ticket`] for each order and get
+//! its outcome, at the latest after [`DELIVERY_TIMEOUT`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +17,7 @@ use crate::{
 /// Timeout of an order, including the wait for a proxy to connect.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Number of an accepted connection; larger is newer.
+/// Number of an accepted connection; newer connections have larger ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
 
@@ -25,22 +25,22 @@ pub struct ConnectionId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// An event for the [`Registry`].
+/// Event that the caller passes to the [`Registry`].
 #[derive(Debug)]
 pub enum RegistryEvent<N> {
-    /// A proxy connected.
+    /// A node proxy has connected.
     Accepted(ConnectionId),
-    /// Hello of the node proxy.
+    /// Hello of the node proxy on a connection.
     Hello(ConnectionId),
-    /// Acknowledgement of a message.
+    /// Acknowledgement of a request.
     Ack(ConnectionId, Ack),
-    /// Record other than [`Registry::expects`] names.
+    /// Record of another kind than [`Registry::expects`] returns.
     Unexpected(ConnectionId, String),
-    /// The connection closed.
+    /// The connection was closed.
     Closed(ConnectionId),
-    /// Order to serve a pod in this namespace.
+    /// Order to serve a pod in a network namespace.
     Add {
-        /// Settled when a proxy serves it.
+        /// Ticket of the order, whose outcome is reported when a proxy serves the pod.
         ticket: Ticket,
         /// UID of the pod.
         uid: PodUid,
@@ -49,12 +49,12 @@ pub enum RegistryEvent<N> {
         /// Network namespace of the pod.
         netns: N,
     },
-    /// Pod of an earlier agent process whose namespace is not known: a proxy that serves it
+    /// Pod that an earlier agent process enrolled and whose network namespace is unknown: a proxy that serves it
     /// continues.
     Hold(PodUid),
     /// Order to stop serving a pod.
     Del {
-        /// Settled when every proxy has stopped serving it.
+        /// Ticket of the order, whose outcome is reported when every proxy has stopped serving the pod.
         ticket: Ticket,
         /// UID of the pod.
         uid: PodUid,
@@ -63,40 +63,40 @@ pub enum RegistryEvent<N> {
     Tick,
 }
 
-/// Effect to perform, in order.
+/// Effect that the caller must carry out, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RegistryEffect<N> {
     /// Sends a request on a connection.
     Send(ConnectionId, Request, Option<N>),
     /// Closes a connection; [`RegistryEvent::Closed`] need not follow.
     Close(ConnectionId, CloseReason),
-    /// An order has ended.
+    /// Reports the outcome of an order.
     Delivered(Ticket, Result<(), DeliverError>),
-    /// A proxy refused a pod, for the log.
+    /// Reports for the log that a proxy acknowledged a pod with an error.
     Refused(ConnectionId, PodUid, String),
-    /// A proxy has been sent every pod.
+    /// Reports that a proxy has been sent every pod.
     Synced(ConnectionId),
 }
 
-/// Why an order was not carried out.
+/// Reason why an order was not carried out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeliverError {
     /// No proxy is connected.
     #[error("no node proxy is connected; is it running and ready on this node?")]
     NoProxy,
-    /// The proxy responded with an error.
+    /// The proxy acknowledged the request with this error.
     #[error("the node proxy refused it: {0}")]
     Refused(String),
-    /// The connected proxy does not respond.
+    /// The connected proxy did not acknowledge the request in time.
     #[error("the node proxy did not answer within {DELIVERY_TIMEOUT:?}")]
     NoAnswer,
-    /// The pod was deleted meanwhile, or has a newer namespace.
+    /// The pod was deleted meanwhile, or added with a newer network namespace.
     #[error("the pod was withdrawn meanwhile")]
     Withdrawn,
 }
 
 impl DeliverError {
-    /// Whether retrying the order may succeed.
+    /// Whether the same order may succeed later.
     pub fn is_retryable(&self) -> bool {
         !matches!(self, Self::Withdrawn)
     }
@@ -111,14 +111,14 @@ struct Pod<N> {
 #[derive(Debug)]
 struct Link<N> {
     side: AgentSide<N>,
-    /// Pods that this proxy has been sent, to determine which ones it lacks.
+    /// Pods that this proxy has been sent, by which missing ones are determined.
     sent: BTreeMap<PodUid, N>,
 }
 
 #[derive(Debug)]
 enum Order {
     Add,
-    /// Connections whose acknowledgement is pending.
+    /// Deletion with the connections whose acknowledgement is pending.
     Del(BTreeSet<ConnectionId>),
 }
 
@@ -129,7 +129,7 @@ struct Open {
     order: Order,
 }
 
-/// State of the pods to be served on this node, and of the connected proxies.
+/// State of the pods to be served on this node, and of the connected node proxies.
 #[derive(Debug)]
 pub struct Registry<N> {
     pods: BTreeMap<PodUid, Pod<N>>,
@@ -161,14 +161,14 @@ impl<N: Clone + PartialEq> Registry<N> {
             .count()
     }
 
-    /// The expected kind of the next record of a connection.
+    /// Returns the kind of the record that is expected next on a connection.
     pub fn expects(&self, connection: ConnectionId) -> Expect {
         self.links
             .get(&connection)
             .map_or(Expect::Nothing, |link| link.side.expects())
     }
 
-    /// Returns when the next [`RegistryEvent::Tick`] is due.
+    /// Returns the time at which the next [`RegistryEvent::Tick`] is due.
     pub fn deadline(&self) -> Option<Instant> {
         let links = self.links.values().filter_map(|link| link.side.deadline());
         links.chain(self.open.values().map(|open| open.until)).min()
@@ -341,7 +341,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         }
     }
 
-    /// Cancels the open adds of a pod whose desired state has changed.
+    /// Ends the pending add orders of a pod, whose desired state has changed.
     fn withdraw(&mut self, uid: &PodUid, effects: &mut Vec<RegistryEffect<N>>) {
         self.finish(effects, |open| {
             (open.uid == *uid && matches!(open.order, Order::Add))
@@ -414,8 +414,8 @@ impl<N: Clone + PartialEq> Registry<N> {
         }
     }
 
-    /// Records one connection's acknowledgement of the deletes of `uid`; `None` if none will
-    /// arrive.
+    /// Ends the wait for one connection's acknowledgement of the deletion of `uid`; of all deletions if `None`, since
+    /// none will arrive.
     fn delete(
         &mut self,
         connection: ConnectionId,
@@ -465,7 +465,7 @@ impl<N: Clone + PartialEq> Registry<N> {
         }
     }
 
-    /// Sends an older proxy the pods that it lacks because a newer one was connected.
+    /// Sends an older proxy the pods that it lacks because a newer one was connected meanwhile.
     fn catch_up(
         &mut self,
         connection: ConnectionId,

@@ -1,4 +1,4 @@
-//! Connections to hosts that objects of the cluster name.
+//! Connects to hosts that objects of the cluster name.
 
 use std::{io, net::SocketAddr};
 
@@ -6,31 +6,31 @@ use tokio::net::{TcpStream, lookup_host};
 
 use crate::{Forbidden, Guard};
 
-/// Error of connecting.
+/// Error of connecting to a host that an object names.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The host has no address.
+    /// The host name could not be resolved.
     #[error("{host} cannot be resolved")]
     Resolve {
-        /// Host as configured.
+        /// Host as the object names it.
         host: String,
         /// Cause of the error.
         #[source]
         error: io::Error,
     },
-    /// All addresses of the host are forbidden.
+    /// All addresses of the host are forbidden by the guard.
     #[error("{host} has no address that may be called: {forbidden}")]
     Forbidden {
-        /// Host as configured.
+        /// Host as the object names it.
         host: String,
-        /// The last address, and why.
+        /// Address of the host that was checked last, and the reason why it is forbidden.
         #[source]
         forbidden: Forbidden,
     },
-    /// Host whose addresses do not respond.
+    /// None of the host's addresses accepted a connection.
     #[error("cannot connect to {host}")]
     Connect {
-        /// Host as configured.
+        /// Host as the object names it.
         host: String,
         /// Cause of the error.
         #[source]
@@ -38,20 +38,22 @@ pub enum ConnectError {
     },
 }
 
-/// Connects to a port of a host: a name, or an address in any form that the system's resolver
-/// takes. Addresses are checked after the host was resolved, and only the checked ones are
-/// connected. The caller bounds the time.
+/// Connects to a port of a host: a name, or an address in any form that the system's resolver accepts. Addresses are
+/// checked after the host was resolved, and only the checked ones are connected to. The caller sets the timeout.
 ///
 /// # Errors
-/// When the host cannot be resolved, has no address that may be called, or none that answers.
+///
+/// When the host cannot be resolved, has no address that may be called, or none that accepts the connection.
 pub async fn connect(guard: &Guard, host: &str, port: u16) -> Result<TcpStream, ConnectError> {
     let allowed = resolve(guard, host, port).await?;
     connect_to(host, &allowed).await
 }
 
-/// Resolves a host to the addresses that the guard allows, of which there is at least one. The caller bounds the time.
+/// Resolves a host to the addresses that the guard allows, of which there is at least one. The caller sets the
+/// timeout.
 ///
 /// # Errors
+///
 /// When the host cannot be resolved, or has no address that may be called.
 pub async fn resolve(
     guard: &Guard,
@@ -81,10 +83,11 @@ pub async fn resolve(
     Ok(allowed)
 }
 
-/// Connects to one of the addresses that a host was [resolved](resolve) to. The caller bounds the time.
+/// Connects to one of the addresses that a host was [resolved](resolve) to. The caller sets the timeout.
 ///
 /// # Errors
-/// When none answers.
+///
+/// When no address accepts the connection.
 pub async fn connect_to(host: &str, addresses: &[SocketAddr]) -> Result<TcpStream, ConnectError> {
     let stream = TcpStream::connect(addresses).await;
     stream.map_err(|error| ConnectError::Connect {

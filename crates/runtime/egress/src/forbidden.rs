@@ -1,28 +1,28 @@
-//! Addresses that are never called, whatever the cluster.
+//! Addresses that may not be called on behalf of objects in any cluster.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Why an address is not called.
+/// Reason why an address may not be called on behalf of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Forbidden {
-    /// Loopback, unspecified, multicast or broadcast.
+    /// The address is a loopback, unspecified, multicast or broadcast address.
     #[error("{0} is a loopback, unspecified, multicast or broadcast address")]
     Own(IpAddr),
-    /// Link-local, where nodes and metadata services are.
+    /// The address is link-local, as nodes and metadata services have.
     #[error("{0} is an address of the node's own network (link-local)")]
     LinkLocal(IpAddr),
-    /// A metadata service.
+    /// The address is that of a cloud's metadata service.
     #[error("{0} is an address of a cloud's metadata service")]
     Metadata(IpAddr),
-    /// Address that the mesh assigns to hosts without one.
+    /// The address is one that the mesh assigns to hosts without an address.
     #[error("{0} is an address that the mesh gives to hosts")]
     Assigned(IpAddr),
-    /// The API server or a node.
+    /// The address is that of the API server or of a node.
     #[error("{0} is an address of the API server or of a node")]
     Cluster(IpAddr),
 }
 
-/// Cloud metadata services outside link-local ranges.
+/// Addresses of clouds' metadata services outside of link-local ranges.
 const METADATA: [IpAddr; 7] = [
     // Alibaba Cloud.
     v4(100, 100, 100, 200),
@@ -48,7 +48,7 @@ const fn v6(segments: [u16; 8]) -> IpAddr {
     IpAddr::V6(Ipv6Addr::new(a, b, c, d, e, f, g, h))
 }
 
-/// Returns the reason why an address is forbidden for everyone.
+/// Returns the reason why an address is forbidden in every cluster, if it is.
 pub(crate) fn kind(ip: IpAddr) -> Option<Forbidden> {
     spellings(ip)
         .into_iter()

@@ -1,5 +1,4 @@
-//! Guard against forbidden addresses, with the cluster's own addresses and the administrator's
-//! exceptions.
+//! Guard against calls to forbidden addresses, with the cluster's own addresses and the administrator's exceptions.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
@@ -8,16 +7,16 @@ use parking_lot::RwLock;
 
 use crate::forbidden::{Forbidden, kind, spellings};
 
-/// Egress guard that decides which addresses may be called. Clones share state.
+/// Decides which addresses may be called on behalf of objects. Clones share its settings.
 #[derive(Clone, Debug, Default)]
 pub struct Guard(Arc<RwLock<Known>>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// The administrator's exceptions, of the process and of the mesh.
+    /// Administrator's exceptions in this process's settings.
     own: Vec<IpNet>,
     mesh: Vec<IpNet>,
-    /// The API server and the nodes.
+    /// Addresses of the API server and of the nodes.
     cluster: BTreeSet<IpAddr>,
 }
 
@@ -29,15 +28,16 @@ impl Known {
     }
 }
 
-/// A list of addresses and prefixes that cannot be read.
+/// Error of a text that is not a list of IP addresses and prefixes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is neither an IP address nor a prefix")]
 pub struct ParseNetsError(pub String);
 
-/// Reads IP addresses and prefixes with commas between them.
+/// Parses IP addresses and prefixes, separated by commas.
 ///
 /// # Errors
-/// With the first part that is neither.
+///
+/// Returns the first part that is neither.
 pub fn parse_nets(text: &str) -> Result<Vec<IpNet>, ParseNetsError> {
     let parts = text.split(',').map(str::trim);
     let net = |part: &str| {
@@ -69,15 +69,16 @@ impl Guard {
         known.cluster = cluster;
     }
 
-    /// Whether the administrator's exceptions name an address.
+    /// Whether the administrator's exceptions contain an address.
     pub fn is_allowed(&self, ip: IpAddr) -> bool {
         self.0.read().allows(ip)
     }
 
-    /// Whether an address may be called.
+    /// Checks that an address may be called.
     ///
     /// # Errors
-    /// With the reason, if it may not.
+    ///
+    /// Returns the reason why it may not.
     pub fn check(&self, ip: IpAddr) -> Result<(), Forbidden> {
         let known = self.0.read();
         if known.allows(ip) {

@@ -1,22 +1,24 @@
-//! Addresses that may be called on behalf of one object.
+//! Decides which addresses may be called on behalf of one object.
 
 use std::{convert::Infallible, error::Error, net::IpAddr};
 
-/// Decision which addresses may be called on behalf of an object, in addition to the guard of all objects.
+/// Decides which addresses may be called on behalf of one object, in addition to the guard that applies to all
+/// objects.
 pub trait Admission: Sync {
-    /// Reason of a refusal.
+    /// Reason why an address is refused.
     type Error: Error + Send + Sync + 'static;
 
-    /// Decides whether an address of a host may be called: an address in canonical form, or the IPv4 address that it
+    /// Decides whether an address of a host may be called: the address in canonical form, or the IPv4 address that it
     /// embeds. All of them must be admitted.
     ///
     /// # Errors
-    /// If it may not, or if this cannot be decided.
+    ///
+    /// When it may not be called, or this cannot be decided.
     fn admit(&self, host: &str, ip: IpAddr)
     -> impl Future<Output = Result<(), Self::Error>> + Send;
 }
 
-/// Admission of objects that belong to the administrator: every address that the guard permits.
+/// Admission for the administrator's own objects: every address that the guard permits.
 #[derive(Clone, Copy, Debug)]
 pub struct Anywhere;
 
@@ -28,7 +30,7 @@ impl Admission for Anywhere {
     }
 }
 
-/// `None` is [`Anywhere`].
+/// Makes `None` admit every address, like [`Anywhere`].
 impl<A: Admission> Admission for Option<A> {
     type Error = A::Error;
 

@@ -1,4 +1,4 @@
-//! A client of HTTP/1.1: requests without bodies, redirects, and responses of bounded size.
+//! HTTP/1.1 client: requests without bodies, redirects, and responses of bounded size.
 
 mod tls;
 
@@ -26,7 +26,7 @@ use crate::{
 };
 use tls::Tls;
 
-/// Client that calls only addresses that its guard permits. Clones share the TLS configuration.
+/// HTTP client that calls only addresses that its guard permits. Clones share the TLS configuration.
 #[derive(Clone, Debug)]
 pub struct Client {
     guard: Guard,
@@ -37,34 +37,35 @@ pub struct Client {
 /// Parameters of a GET request.
 #[derive(Clone, Copy, Debug)]
 pub struct Get<'a> {
-    /// URL of http or https.
+    /// URL with the scheme http or https.
     pub url: &'a str,
-    /// Headers in addition to `host` and `user-agent`. `authorization` is sent to the first server only, and no longer
+    /// Headers in addition to `host` and `user-agent`. `authorization` is sent to the first server only, and not
     /// after a redirect to another one.
     pub headers: &'a [(HeaderName, HeaderValue)],
-    /// Maximum size of the body in bytes.
+    /// Maximum size of the response body, in bytes.
     pub limit: usize,
 }
 
 /// Response with its complete body.
 #[derive(Debug)]
 pub struct Response {
-    /// Status, which is not a redirect that was followed.
+    /// Status of the response, after redirects were followed.
     pub status: StatusCode,
     /// Headers of the response.
     pub headers: HeaderMap,
-    /// Body, within the limit.
+    /// Complete body of the response.
     pub body: Vec<u8>,
-    /// Whether no redirect changed the server.
+    /// Whether the response is from the URL's own server, since no redirect led to another one.
     pub is_of_first: bool,
     url: String,
 }
 
 impl Response {
-    /// Returns a response of status 200.
+    /// Returns the response if its status is 200.
     ///
     /// # Errors
-    /// If it has another status.
+    ///
+    /// When it has another status.
     pub fn successful(self) -> Result<Self, FetchError> {
         if self.status == StatusCode::OK {
             return Ok(self);
@@ -77,7 +78,7 @@ impl Response {
 }
 
 impl Client {
-    /// Creates a client that trusts the system's certificate authorities, which are read at the first use of TLS.
+    /// Creates a client that verifies servers by the system's trust store, which is read at the first use of TLS.
     #[must_use]
     pub fn new(guard: Guard, user_agent: &'static str) -> Self {
         Self {
@@ -87,10 +88,11 @@ impl Client {
         }
     }
 
-    /// Sends a GET request and follows redirects. The caller bounds the time.
+    /// Sends a GET request and follows redirects. The caller sets the timeout.
     ///
     /// # Errors
-    /// If a server may not be called or cannot be reached, if it violates HTTP, or if its response is too long.
+    ///
+    /// When a server may not be called or cannot be reached, violates HTTP, or its response is too large.
     pub async fn get(
         &self,
         get: Get<'_>,
@@ -111,7 +113,7 @@ impl Client {
         Err(FetchError::Redirects)
     }
 
-    /// Connects to the server of a URL, with TLS if it is of https.
+    /// Connects to the server of a URL, with TLS if the scheme is https.
     async fn connect(
         &self,
         uri: &Uri,
@@ -134,7 +136,7 @@ impl Client {
         Ok(Box::new(stream))
     }
 
-    /// Connects to an address of a host that may be called.
+    /// Connects to a host, at an address that guard and admission permit.
     async fn connect_to<A: Admission>(
         &self,
         host: &str,
@@ -155,7 +157,7 @@ impl Client {
         Ok(ambit_egress::connect_to(host, &admitted).await?)
     }
 
-    /// Sends a request and waits for the head of the response.
+    /// Sends a request, and waits for the response headers.
     async fn send(
         &self,
         stream: Box<dyn Io>,
@@ -194,7 +196,8 @@ impl Client {
     }
 }
 
-/// Asks for the admission of an address in each of its spellings, so that none bypasses the admission of another.
+/// Checks that the admission permits an address, and each IPv4 address that it embeds, so that another notation
+/// cannot bypass it.
 async fn admit<A: Admission>(admission: &A, host: &str, ip: IpAddr) -> Result<(), A::Error> {
     for ip in ambit_egress::spellings(ip).into_iter().flatten() {
         admission.admit(host, ip.to_canonical()).await?;
@@ -202,14 +205,14 @@ async fn admit<A: Admission>(admission: &A, host: &str, ip: IpAddr) -> Result<()
     Ok(())
 }
 
-/// A response whose body has not been read, and its connection, which ends with it.
+/// Response whose body has not been read, with its connection, which is closed when this is dropped.
 struct Exchange {
     response: http::Response<Incoming>,
     _connection: AbortOnDrop<()>,
 }
 
 impl Exchange {
-    /// Location of a redirect.
+    /// Returns the `Location` of a redirect; `None` for other responses.
     fn redirection(&self) -> Option<&str> {
         let is_redirect = self.response.status().is_redirection();
         let location = self.response.headers().get(LOCATION);

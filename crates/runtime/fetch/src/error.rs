@@ -1,26 +1,26 @@
-//! Errors of fetching.
+//! Errors of fetching resources by URL.
 
 use std::{error::Error, io};
 
 use ambit_egress::ConnectError;
 use http::StatusCode;
 
-/// Maximum redirects of a fetch.
+/// Maximum redirects that one fetch follows.
 pub(crate) const MAX_REDIRECTS: usize = 5;
 
-/// Error of a fetch. URLs are without queries, in which redirects may have signatures that grant access.
+/// Error of fetching a resource. URLs in it have no query, in which redirects may have signatures that grant access.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// URL that is not of a server of HTTP.
+    /// The text is not a URL of the scheme http or https with a host.
     #[error("{0:?} is not a URL of http or https")]
     Url(String),
-    /// Host without an address that responds and that the guard permits.
+    /// The host has no address that the guard permits and that accepts the connection.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// Addresses that the object's [`Admission`](crate::Admission) refuses.
+    /// The object's [`Admission`](crate::Admission) refuses the host's addresses.
     #[error(transparent)]
     Refused(Box<dyn Error + Send + Sync>),
-    /// Failed TLS handshake.
+    /// The TLS handshake failed.
     #[error("no TLS with {host}")]
     Tls {
         /// Host of the URL.
@@ -29,7 +29,7 @@ pub enum FetchError {
         #[source]
         error: io::Error,
     },
-    /// Peer that violates HTTP.
+    /// The server violated HTTP, or closed the connection.
     #[error("the response of {host} is not valid HTTP")]
     Http {
         /// Host of the URL.
@@ -38,7 +38,7 @@ pub enum FetchError {
         #[source]
         error: hyper::Error,
     },
-    /// Response of another status than 200.
+    /// The response has another status than 200.
     #[error("{url} responds with {status}")]
     Status {
         /// URL after redirects.
@@ -46,27 +46,27 @@ pub enum FetchError {
         /// Status of the response.
         status: StatusCode,
     },
-    /// Body that exceeds the limit.
+    /// The response body exceeds the limit.
     #[error("the response of {url} is longer than {limit} bytes")]
     TooLarge {
         /// URL after redirects.
         url: String,
-        /// Limit in bytes.
+        /// Maximum size in bytes.
         limit: usize,
     },
-    /// Body that ends too early.
+    /// The response body ended early.
     #[error("the response of {url} is truncated")]
     Truncated {
         /// URL after redirects.
         url: String,
     },
-    /// Chain of redirects that is too long.
+    /// The fetch was redirected more than `MAX_REDIRECTS` times.
     #[error("more than {MAX_REDIRECTS} redirects")]
     Redirects,
-    /// Redirect to a server without TLS.
+    /// A server redirected from TLS to plaintext.
     #[error("a redirect from https to http is not followed")]
     Downgrade,
-    /// System without certificate authorities.
+    /// The system has no trust store.
     #[error("this system has no certificate authorities")]
     Roots,
 }

@@ -1,10 +1,10 @@
-//! URLs of servers, and of their redirects.
+//! Parses URLs of resources, and redirects to them.
 
 use http::Uri;
 
 use crate::error::FetchError;
 
-/// Parses a URL with a host, of http or https.
+/// Parses a URL with a host and the scheme http or https.
 pub(crate) fn parse(url: &str) -> Result<Uri, FetchError> {
     let uri: Option<Uri> = url.parse().ok();
     let is_server = |uri: &Uri| {

@@ -1,7 +1,6 @@
-//! Reads the streams of flow events of many proxies, including those that start later.
+//! Reads the streams of flow events of many proxies, including proxies that start later.
 //!
-//! Used by the command line and the control plane, which implement how a proxy is reached
-//! ([`Proxies`]).
+//! Used by the command line and the control plane, which implement how a proxy is reached ([`Proxies`]).
 #![forbid(unsafe_code)]
 
 mod error;
@@ -26,27 +25,27 @@ pub use error::{BoxError, ReadError};
 use error::{MAX_LINE_BYTES, READ_TIMEOUT};
 use lines::Lines;
 
-/// Interval of listing the proxies.
+/// Interval at which the running proxies are listed.
 const LIST_INTERVAL: Duration = Duration::from_secs(2);
-/// Maximum length of the explanation of a refusal, in bytes.
+/// Maximum length of the text in a response that refuses the stream, in bytes.
 const MAX_REASON_BYTES: usize = 1024;
 
-/// Event of the proxies that are being read.
+/// Event in the streams of all proxies.
 #[derive(Clone, Debug)]
 pub enum Received {
-    /// A proxy's stream has begun.
+    /// The stream of the proxy with this name has begun.
     Began(String),
-    /// Complete lines of a stream, each with its line feed; never none.
+    /// Complete lines of a proxy's stream, at least one, each with its line feed.
     Lines(Bytes),
-    /// Failed or ended stream of a proxy: name and reason. It is retried.
+    /// The stream of a proxy failed or ended: name and reason. It is retried.
     Ended(String, String),
 }
 
-/// A response to a request for flow events.
+/// Response to a request for flow events, with its connection.
 pub struct Opened {
-    /// Status and body.
+    /// Status and body of the response.
     pub response: Response<UnsyncBoxBody<Bytes, BoxError>>,
-    /// The connection, which ends with this.
+    /// Task of the HTTP connection, which is aborted with this value.
     pub connection: Option<AbortOnDrop<hyper::Result<()>>>,
 }
 
@@ -58,15 +57,15 @@ impl fmt::Debug for Opened {
     }
 }
 
-/// The proxies of a mesh.
+/// Lists the proxies of a mesh and connects to them.
 pub trait Proxies: Send + Sync + 'static {
-    /// Proxy, displayed by its name for users.
+    /// Identifier of a proxy, which displays the name that users know.
     type Proxy: Clone + Eq + Hash + fmt::Display + Send + Sync + 'static;
 
     /// Lists the proxies that run now.
     fn list(&self) -> impl Future<Output = Result<Vec<Self::Proxy>, String>> + Send;
 
-    /// Requests `path` of a proxy.
+    /// Connects to a proxy, and sends a GET request for `path`.
     fn open(
         &self,
         proxy: &Self::Proxy,
@@ -74,10 +73,11 @@ pub trait Proxies: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Opened, String>> + Send;
 }
 
-/// Requests `path` over a connection to a proxy.
+/// Sends a GET request for `path` over a connection to a proxy.
 ///
 /// # Errors
-/// If the peer speaks no HTTP/1.1, or does not respond in time.
+///
+/// When the peer does not speak HTTP/1.1, or does not respond in time.
 pub async fn request<S>(stream: S, path: &str) -> Result<Opened, ReadError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -99,7 +99,7 @@ where
     })
 }
 
-/// Reads all proxies until the receiver is dropped.
+/// Reads the streams of all proxies until the receiver of events is dropped.
 pub async fn follow<P: Proxies>(proxies: P, filter: &Filter, sender: mpsc::Sender<Received>) {
     let (proxies, path) = (Arc::new(proxies), Arc::<str>::from(path(filter)));
     let mut reading: HashMap<P::Proxy, AbortOnDrop<()>> = HashMap::new();
@@ -135,7 +135,7 @@ pub async fn follow<P: Proxies>(proxies: P, filter: &Filter, sender: mpsc::Sende
     }
 }
 
-/// Reads one proxy's stream to its end; returns why it ended.
+/// Reads one proxy's stream to its end, and returns the reason of the end.
 async fn read<P: Proxies>(
     proxies: &P,
     proxy: &P::Proxy,
@@ -180,7 +180,7 @@ async fn read_stream(
     Ok(())
 }
 
-/// Returns the next bytes of a body; `None` at its end.
+/// Returns the next bytes of a response body; `None` at its end.
 async fn next(body: &mut UnsyncBoxBody<Bytes, BoxError>) -> Result<Option<Bytes>, ReadError> {
     loop {
         let frame = timeout(READ_TIMEOUT, body.frame()).await;
@@ -197,10 +197,11 @@ async fn next(body: &mut UnsyncBoxBody<Bytes, BoxError>) -> Result<Option<Bytes>
 }
 
 impl Opened {
-    /// Returns the response, if it is a stream.
+    /// Returns the response if its status is 200.
     ///
     /// # Errors
-    /// The explanation of a response that is not a stream.
+    ///
+    /// Returns the text of a response with another status.
     pub async fn accepted(mut self) -> Result<Self, ReadError> {
         match self.response.status().as_u16() {
             200 => Ok(self),
@@ -209,7 +210,7 @@ impl Opened {
     }
 }
 
-/// Returns the explanation of a response that is not a stream.
+/// Reads the text of a response that refuses the stream.
 async fn refusal(status: u16, body: &mut UnsyncBoxBody<Bytes, BoxError>) -> ReadError {
     let mut text = Vec::new();
     while text.len() < MAX_REASON_BYTES {
@@ -222,7 +223,7 @@ async fn refusal(status: u16, body: &mut UnsyncBoxBody<Bytes, BoxError>) -> Read
     ReadError::Refused(status, String::from_utf8_lossy(&text).trim().to_owned())
 }
 
-/// Path and query of a filter.
+/// Returns path and query of the stream with a filter.
 pub fn path(filter: &Filter) -> String {
     let mut path = ambit_flow::PATH.to_owned();
     for (at, (name, value)) in filter.parameters().into_iter().enumerate() {

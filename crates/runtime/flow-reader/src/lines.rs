@@ -1,10 +1,10 @@
-//! Splits a stream into lines.
+//! Splits a stream of flow events into lines.
 
 use bytes::{Bytes, BytesMut};
 
 use crate::error::{MAX_LINE_BYTES, ReadError};
 
-/// Buffer of an incomplete line.
+/// Buffer of the last line of a stream while it is incomplete.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     begun: BytesMut,

@@ -1,8 +1,8 @@
-//! Connection to a collector, over HTTP/1.1 or gRPC (HTTP/2 with prior knowledge), with TLS if the endpoint is `https`.
+//! Connection to an OpenTelemetry collector, over HTTP/1.1 or gRPC (HTTP/2 with prior knowledge), with TLS if the
+//! endpoint is `https`.
 //!
-//! The collector's address is the operator's own setting, not one that an object of the cluster
-//! names, so it is not subject to `ambit-egress`. Responses are bounded in time and size, and only
-//! one number is read from them.
+//! The collector's address is the operator's own setting, not one that an object of the cluster names, so it is not
+//! subject to `ambit-egress`. Responses are bounded in time and size, and only one number is read from them.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -36,12 +36,12 @@ use crate::{
 
 /// Maximum length of a response body, in bytes.
 const MAX_RESPONSE_BYTES: usize = 64 * 1024;
-/// Maximum length of a response head, in bytes.
+/// Maximum length of a response's status line and headers, in bytes.
 const MAX_HEAD_BYTES: u16 = 16 * 1024;
 /// Maximum addresses of a collector that are tried for one connection.
 const MAX_ADDRESSES: usize = 4;
 
-/// An export failed.
+/// Error of exporting a message to a collector.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExportError {
     #[error("cannot resolve {0}")]
@@ -66,7 +66,7 @@ pub(crate) enum ExportError {
 }
 
 impl ExportError {
-    /// Classifies the error for further attempts.
+    /// Classifies the error for the decision about a retry.
     pub(crate) fn attempt(&self) -> Attempt {
         match self {
             Self::Http { status, after } if is_retryable_http(*status) => {
@@ -80,14 +80,14 @@ impl ExportError {
     }
 }
 
-/// Connection for requests.
+/// Sending side of a connection to a collector.
 #[derive(Debug)]
 enum Sender {
     Http(http1::SendRequest<Full<Bytes>>),
     Grpc(http2::SendRequest<Full<Bytes>>),
 }
 
-/// Client of one signal's collector.
+/// Client of the collector of one signal (metrics or logs).
 #[derive(Debug)]
 pub(crate) struct Client {
     collector: Collector,
@@ -110,12 +110,13 @@ impl Client {
         })
     }
 
-    /// Host and port of the collector.
+    /// Returns host and port of the collector.
     pub(crate) fn address(&self) -> String {
         format!("{}:{}", self.collector.host, self.collector.port)
     }
 
-    /// Sends a message, within the timeout; returns the number of data points or records that the collector rejected.
+    /// Sends a message within the collector's timeout; returns the number of data points or records that the
+    /// collector rejected.
     pub(crate) async fn export(&mut self, message: &Bytes) -> Result<u64, ExportError> {
         let timeout = self.collector.timeout;
         match tokio::time::timeout(timeout, self.call(message)).await {
@@ -295,7 +296,7 @@ impl Sender {
     }
 }
 
-/// Starts the tasks of an HTTP/2 connection, whose log records are not exported.
+/// Spawns the tasks of an HTTP/2 connection, whose own log records are not exported.
 #[derive(Clone, Copy, Debug)]
 struct Executor;
 
@@ -309,7 +310,7 @@ where
     }
 }
 
-/// Parses `Retry-After` in seconds. Dates are not supported: the exporter's own pause applies then.
+/// Parses `Retry-After` in seconds. Dates are not supported: the exporter's own backoff applies then.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?;
     seconds.trim().parse().ok().map(Duration::from_secs)

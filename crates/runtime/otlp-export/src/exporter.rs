@@ -1,4 +1,4 @@
-//! Export tasks, one for each signal.
+//! Tasks that export metrics and logs, one for each signal.
 
 use std::{
     fmt,
@@ -43,10 +43,12 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// Reads OpenTelemetry's variables, at the start of a program; `service` is its `service.name` by default.
+    /// Parses OpenTelemetry's environment variables at the start of a program; `service` is its default
+    /// `service.name`.
     ///
     /// # Errors
-    /// When a variable has a wrong or unsupported value.
+    ///
+    /// When a variable has an invalid or unsupported value.
     pub fn from_env(env: &Env, service: &str) -> Result<Self, SettingsError> {
         let settings = Settings::from_env(env)?;
         let signals = [
@@ -79,14 +81,15 @@ impl Exporter {
         Some(Arc::new(queue))
     }
 
-    /// Adds the exporter's own metrics, if anything is exported.
+    /// Registers the exporter's own metrics, if anything is exported.
     pub fn register(&self, registry: &mut Registry) {
         if !self.own.counts.is_empty() {
             registry.register_collector(Box::new(self.own.clone()));
         }
     }
 
-    /// Starts exporting a registry, to which the exporter's own metrics are added. Call within a runtime.
+    /// Starts to export the metrics of a registry, after adding the exporter's own, and the logs. Must be called
+    /// within a runtime.
     pub fn start_with(self, mut registry: Registry) -> (Arc<Registry>, Exporting) {
         self.register(&mut registry);
         let registry = Arc::new(registry);
@@ -95,7 +98,8 @@ impl Exporter {
         (registry, exporting)
     }
 
-    /// Starts exporting. `exposition` writes the metrics in scrape format. Call within a runtime.
+    /// Starts to export metrics and logs. `exposition` writes the metrics in scrape format. Must be called within a
+    /// runtime.
     pub fn start<M>(self, exposition: M) -> Exporting
     where
         M: Fn() -> Result<String, fmt::Error> + Send + Sync + 'static,
@@ -141,16 +145,16 @@ impl Exporter {
     }
 }
 
-/// Running exports, which end on drop.
+/// Running export tasks, which end on drop.
 #[derive(Debug)]
 pub struct Exporting {
     tasks: Vec<AbortOnDrop<()>>,
-    /// Set when the program ends; closed when all tasks have ended.
+    /// Sender that signals the end of the program; its receivers are dropped when all tasks have ended.
     ending: watch::Sender<bool>,
 }
 
 impl Exporting {
-    /// Exports the remaining records once, for at most `timeout`, and ends.
+    /// Exports metrics and queued logs once more, for at most `timeout`, and ends the tasks.
     pub async fn finish(self, timeout: Duration) {
         self.ending.send_replace(true);
         let ended = tokio::time::timeout(timeout, self.ending.closed()).await;
@@ -161,7 +165,7 @@ impl Exporting {
     }
 }
 
-/// Export of metrics.
+/// Task that exports the metrics.
 struct MetricsExport<M> {
     sending: Sending,
     exposition: M,
@@ -206,7 +210,7 @@ impl<M: Fn() -> Result<String, fmt::Error>> MetricsExport<M> {
     }
 }
 
-/// Export of log records.
+/// Task that exports the log records.
 struct LogsExport {
     sending: Sending,
     queue: LogQueue,
@@ -252,18 +256,18 @@ impl LogsExport {
     }
 }
 
-/// Result of the attempts to send one message.
+/// Result of sending one message, after retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SendOutcome {
-    /// The collector accepted the batch.
+    /// The collector accepted the message.
     Done,
-    /// The collector rejected the batch, but may accept others.
+    /// The collector rejected the message, but may accept others.
     Refused,
-    /// Collector that is unreachable.
+    /// The collector could not be reached.
     Unreachable,
 }
 
-/// Sending of one signal's messages, one at a time.
+/// Sends the messages of one signal, one at a time, with retries.
 #[derive(Debug)]
 struct Sending {
     signal: Signal,
@@ -322,7 +326,7 @@ impl Sending {
         }
     }
 
-    /// Sleeps, and returns false if the program ends.
+    /// Waits for the backoff; returns false if the program ends meanwhile.
     async fn pause(&mut self, pause: Duration) -> bool {
         tokio::select! {
             () = tokio::time::sleep(pause) => true,
@@ -331,7 +335,7 @@ impl Sending {
     }
 }
 
-/// Waits for the end of the program.
+/// Waits until the program ends.
 async fn is_over(ended: &mut watch::Receiver<bool>) {
     // Without a sender the tasks are being aborted.
     ended.wait_for(|is_over| *is_over).await.ok();

@@ -1,43 +1,43 @@
-//! Parses OpenMetrics' text format into families of metrics.
+//! Parses metrics in OpenMetrics' text format.
 //!
-//! The text is the one that a scrape returns, so that Prometheus and a collector cannot see
-//! different numbers. prometheus-client has a protobuf encoder as well; it would add a protobuf
-//! compiler to the build of every program, and its messages would have to be converted all the
-//! same. The text comes from this process: malformed lines are skipped.
+//! The text is the one that a scrape returns, so that Prometheus and a collector cannot receive different numbers.
+//! prometheus-client has a protobuf encoder as well; it would add a protobuf compiler to the build of every program,
+//! and its messages would have to be converted all the same. The text comes from this process: malformed lines are
+//! skipped.
 
-/// Kind of a family, by its `# TYPE`.
+/// Type of a metric family, from its `# TYPE` line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Counter,
     Gauge,
     Histogram,
     Info,
-    /// Type without semantics, as OpenMetrics' `unknown`.
+    /// OpenMetrics' type `unknown`.
     Unknown,
 }
 
-/// Family of metrics.
+/// Metric family with its samples.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Family {
-    /// Name of the family, a prefix of its samples' names.
+    /// Name of the family, with which its samples' names begin.
     pub(crate) name: String,
     pub(crate) kind: Kind,
     pub(crate) help: String,
-    /// Unit as OpenMetrics writes it, such as `seconds`; empty if there is none.
+    /// Unit in OpenMetrics' notation, such as `seconds`; empty if there is none.
     pub(crate) unit: String,
     pub(crate) samples: Vec<Sample>,
 }
 
-/// One line with a value.
+/// Sample of a metric family: one line with labels and a value.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sample {
-    /// Rest of the sample's name behind the family's: `_total`, `_bucket`, or nothing.
+    /// Part of the sample's name that follows the family's: `_total`, `_bucket`, or nothing.
     pub(crate) suffix: String,
     pub(crate) labels: Vec<(String, String)>,
     pub(crate) value: Value,
 }
 
-/// Value of a sample: whole numbers stay exact.
+/// Value of a sample; integers are stored exactly.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Value {
     Whole(i64),
@@ -61,7 +61,7 @@ impl Value {
     }
 }
 
-/// Reads a whole exposition.
+/// Parses a complete scrape response.
 pub(crate) fn parse(text: &str) -> Vec<Family> {
     let mut families: Vec<Family> = Vec::new();
     let mut help = ("", "");
@@ -102,7 +102,7 @@ pub(crate) fn parse(text: &str) -> Vec<Family> {
     families
 }
 
-/// Parses `name_suffix{labels} value`; anything behind the value, such as an exemplar, is ignored.
+/// Parses a sample, `name_suffix{labels} value`; text after the value, such as an exemplar, is ignored.
 fn sample(line: &str, family: &str) -> Option<Sample> {
     let rest = line.strip_prefix(family)?;
     let (suffix, rest) = rest.split_at_checked(rest.find(['{', ' '])?)?;
@@ -117,7 +117,7 @@ fn sample(line: &str, family: &str) -> Option<Sample> {
     })
 }
 
-/// A sample's labels.
+/// Label names and values of a sample.
 type Labels = Vec<(String, String)>;
 
 /// Parses `name="value",…}`, with the escapes `\\`, `\"` and `\n`; also returns the rest of the

@@ -1,17 +1,18 @@
-//! OTLP's messages for metrics and logs, as far as programs send them
+//! OTLP messages for metrics and logs, as far as programs send them
 //! (<https://github.com/open-telemetry/opentelemetry-proto>, v1).
 //!
-//! Declared here rather than taken from OpenTelemetry's crate, which depends on its SDK. The tests
-//! decode what these encode with that crate.
+//! Declared here rather than taken from OpenTelemetry's crate, which depends on its SDK. The tests decode the encoded
+//! messages with that crate.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use prost::Message as _;
 
-/// Aggregation since the start of the process (`AggregationTemporality`).
+/// Aggregation temporality of sums and histograms that count from the start of the process
+/// (`AggregationTemporality`).
 pub(crate) const CUMULATIVE: i32 = 2;
 
-/// Body of `MetricsService/Export`: `ExportMetricsServiceRequest`.
+/// Export request for metrics: `ExportMetricsServiceRequest`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct ExportMetrics {
     #[prost(message, repeated, tag = "1")]
@@ -80,7 +81,7 @@ pub(crate) struct Histogram {
     pub(crate) aggregation_temporality: i32,
 }
 
-/// Value of a sum or gauge: `NumberDataPoint`.
+/// Data point of a sum or gauge: `NumberDataPoint`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct NumberPoint {
     #[prost(fixed64, tag = "2")]
@@ -101,7 +102,7 @@ pub(crate) enum Number {
     Int(i64),
 }
 
-/// Value of a histogram: `HistogramDataPoint`.
+/// Data point of a histogram: `HistogramDataPoint`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct HistogramPoint {
     #[prost(fixed64, tag = "2")]
@@ -120,7 +121,7 @@ pub(crate) struct HistogramPoint {
     pub(crate) attributes: Vec<KeyValue>,
 }
 
-/// Body of `LogsService/Export`: `ExportLogsServiceRequest`.
+/// Export request for logs: `ExportLogsServiceRequest`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct ExportLogs {
     #[prost(message, repeated, tag = "1")]
@@ -143,7 +144,7 @@ pub(crate) struct ScopeLogs {
     pub(crate) log_records: Vec<Log>,
 }
 
-/// One record of a log: `LogRecord`.
+/// Log record: `LogRecord` of OTLP.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Log {
     #[prost(fixed64, tag = "1")]
@@ -166,7 +167,7 @@ pub(crate) struct Resource {
     pub(crate) attributes: Vec<KeyValue>,
 }
 
-/// Source of the telemetry: `InstrumentationScope`.
+/// Instrumentation scope of the telemetry: `InstrumentationScope`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Scope {
     #[prost(string, tag = "1")]
@@ -201,14 +202,14 @@ pub(crate) enum Value {
     Double(f64),
 }
 
-/// Response of metric and log exports, whose messages have the same fields.
+/// Response to an export request; those for metrics and logs have the same fields.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct ExportResponse {
     #[prost(message, optional, tag = "1")]
     pub(crate) partial_success: Option<PartialSuccess>,
 }
 
-/// Number of data points or log records that a collector rejected, and why.
+/// Number of data points or log records that a collector rejected, with the reason.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct PartialSuccess {
     #[prost(int64, tag = "1")]
@@ -217,7 +218,7 @@ pub(crate) struct PartialSuccess {
     pub(crate) error_message: String,
 }
 
-/// Builds an attribute.
+/// Builds an OTLP attribute.
 pub(crate) fn attribute(key: &str, value: Value) -> KeyValue {
     KeyValue {
         key: key.to_owned(),
@@ -229,14 +230,14 @@ pub(crate) fn any(value: Value) -> AnyValue {
     AnyValue { value: Some(value) }
 }
 
-/// Converts a time to OTLP's nanoseconds.
+/// Converts a time to nanoseconds since 1970.
 pub(crate) fn nanoseconds(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Returns the number of data points or log records that a collector's response rejects. An
-/// unreadable response rejects none.
+/// Returns the number of data points or log records that a collector's response rejects; none if the response is
+/// malformed.
 pub fn rejected(body: &[u8]) -> u64 {
     let response = ExportResponse::decode(body).unwrap_or_default();
     let partial = response.partial_success.unwrap_or_default();

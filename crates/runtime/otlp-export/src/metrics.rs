@@ -1,9 +1,9 @@
-//! Converts the exposition that Prometheus scrapes to metrics of OTLP.
+//! Converts metrics in scrape format to OTLP.
 //!
-//! By OpenTelemetry's specification of compatibility with Prometheus and OpenMetrics: counters are monotonic cumulative
-//! sums, gauges and untyped metrics gauges, histograms have explicit bounds, and infos are sums that are not monotonic.
-//! A sum has the family's name, without `_total`, which collectors add again for Prometheus; names of infos keep `_info`.
-//! Labels are attributes, and `# UNIT` is written as UCUM has it. Exemplars are not sent.
+//! By OpenTelemetry's specification of compatibility with Prometheus and OpenMetrics: counters become monotonic
+//! cumulative sums, gauges and untyped metrics gauges, histograms have explicit bounds, and infos become sums that
+//! are not monotonic. A sum has the family's name, without `_total`, which collectors add again for Prometheus; names
+//! of infos keep `_info`. Labels become attributes, and `# UNIT` is converted to UCUM. Exemplars are not sent.
 
 use std::time::SystemTime;
 
@@ -16,19 +16,20 @@ use crate::{
     },
 };
 
-/// Bytes of data points after which a message ends: collectors take messages of 4 MiB over gRPC by default.
+/// Size of data points above which a further message is begun, in bytes: collectors accept messages of 4 MiB over
+/// gRPC by default.
 const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 
-/// Times of all data points of an export.
+/// Times of all data points in one export.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
-    /// Start of the process, since when counters count.
+    /// Start of the process, from which counters count.
     pub(crate) start: SystemTime,
     /// Time of the export.
     pub(crate) now: SystemTime,
 }
 
-/// Encodes all metrics of an exposition as messages.
+/// Encodes the metrics of a scrape response as export requests.
 pub(crate) fn messages(
     text: &str,
     times: Times,
@@ -92,7 +93,7 @@ impl Points {
         }
     }
 
-    /// Adds the points' sizes to `bytes`, and returns those from which on a message would be too large.
+    /// Adds the points' sizes to `bytes`, and splits off the points that would make a message too large.
     fn split(&mut self, bytes: &mut usize) -> Option<Self> {
         match self {
             Self::Numbers(points) => split(points, bytes).map(Self::Numbers),
@@ -138,7 +139,7 @@ fn split<P: prost::Message>(points: &mut Vec<P>, bytes: &mut usize) -> Option<Ve
     end.map(|end| points.split_off(end))
 }
 
-/// Converts a unit of OpenMetrics to UCUM.
+/// Converts an OpenMetrics unit to UCUM.
 fn unit(unit: &str) -> &str {
     match unit {
         "seconds" => "s",
@@ -177,7 +178,7 @@ fn numbers(family: &Family, times: Times) -> Vec<NumberPoint> {
     points.collect()
 }
 
-/// Label of a bucket's bound.
+/// Label of a histogram bucket's upper bound.
 const BOUND: &str = "le";
 
 /// Builds the histograms of a family. The exposition has `_sum`, `_count` and the buckets, in this
@@ -225,7 +226,7 @@ fn histograms(family: &Family, times: Times) -> Vec<HistogramPoint> {
 #[cfg(test)]
 mod tests;
 
-/// Returns bound and count of a bucket.
+/// Returns upper bound and count of a histogram bucket.
 fn bucket(sample: &Sample) -> Option<(f64, u64)> {
     let exposition::Value::Whole(count) = sample.value else {
         return None;

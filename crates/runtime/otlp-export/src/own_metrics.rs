@@ -1,4 +1,4 @@
-//! Metrics of the exporter itself, which a program has only if it exports.
+//! Metrics of the exporter itself, which are registered only if it exports something.
 
 use std::{
     fmt,
@@ -16,7 +16,7 @@ use prometheus_client::{
 
 use crate::{queue::LogQueue, settings::Signal};
 
-/// Exports of one signal, by outcome.
+/// Counters of one signal's exports, by outcome.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) sent: AtomicU64,
@@ -24,7 +24,7 @@ pub(crate) struct Counts {
     pub(crate) rejected: AtomicU64,
 }
 
-/// Counters of a program's exports.
+/// Counters of the exports of metrics and logs.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnMetrics {
     pub(crate) counts: Vec<(Signal, Arc<Counts>)>,

@@ -22,18 +22,18 @@ use crate::records::size;
 pub(crate) const MAX_RECORDS: usize = 8192;
 /// Approximate maximum memory of queued records, in bytes.
 pub(crate) const MAX_BYTES: usize = 8 * 1024 * 1024;
-/// Maximum records of one export, and their approximate memory in bytes.
+/// Maximum records in one export.
 pub(crate) const MAX_BATCH_RECORDS: usize = 512;
 const MAX_BATCH_BYTES: usize = 1024 * 1024;
 
-/// Queue of log records. Clones share it.
+/// Bounded queue of log records. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LogQueue(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
     waiting: Mutex<Waiting>,
-    /// Notified of a first record, or a full batch.
+    /// Wakes the exporter for a first record, or a full batch.
     wake: Notify,
     dropped: AtomicU64,
 }
@@ -63,7 +63,7 @@ impl RecordSink for LogQueue {
 }
 
 impl LogQueue {
-    /// Number of records that were dropped.
+    /// Returns the number of records that were dropped.
     pub(crate) fn dropped(&self) -> u64 {
         self.0.dropped.load(Relaxed)
     }

@@ -1,8 +1,7 @@
 //! Converts log records to OTLP.
 //!
-//! The level becomes the severity by OpenTelemetry's data model of logs (`SeverityNumber`: 1, 5, 9,
-//! 13, 17), the message becomes the body, and the fields become attributes beside `target`, the
-//! module that logged.
+//! The level becomes the severity by OpenTelemetry's data model of logs (`SeverityNumber`: 1, 5, 9, 13, 17), the
+//! message becomes the body, and the fields become attributes in addition to `target`, the module that logged.
 
 use ambit_rt::logging::{FieldValue, LogRecord};
 
@@ -10,10 +9,10 @@ use crate::message::{
     ExportLogs, Log, Resource, ResourceLogs, Scope, ScopeLogs, Value, any, attribute, nanoseconds,
 };
 
-/// Attribute that names the module of the program.
+/// Attribute with the module of the program that logged.
 const TARGET: &str = "target";
 
-/// Encodes a message with records.
+/// Encodes an export request with log records.
 pub(crate) fn message(records: &[LogRecord], resource: &Resource, scope: &Scope) -> ExportLogs {
     ExportLogs {
         resource_logs: vec![ResourceLogs {

@@ -1,15 +1,15 @@
-//! Resource of a program: attributes that all its telemetry has (OpenTelemetry's semantic conventions of `service.*` and
-//! `k8s.*`).
+//! OTLP resource of a program: attributes of all its telemetry (OpenTelemetry's semantic conventions of `service.*`
+//! and `k8s.*`).
 
 use ambit_rt::Env;
 
 use crate::message::{Resource, Value, attribute};
 
-/// Kernel source of random UUIDs.
+/// File in which the kernel generates random UUIDs.
 const RANDOM_UUID: &str = "/proc/sys/kernel/random/uuid";
 
-/// Returns attributes by name, in the order of precedence: `OTEL_SERVICE_NAME`,
-/// `OTEL_RESOURCE_ATTRIBUTES`, and the program's own knowledge of itself and its pod.
+/// Builds the resource's attributes, in the order of precedence: `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, and
+/// those that the program knows of itself and its pod.
 pub(crate) fn resource(env: &Env, service: &str, configured: &[(String, String)]) -> Resource {
     let set = |variable: &str| env.get(variable).filter(|text| !text.is_empty());
     let own = [
@@ -45,7 +45,7 @@ pub(crate) fn resource(env: &Env, service: &str, configured: &[(String, String)]
     }
 }
 
-/// Returns `service.instance.id`: the pod, or else a random identifier of this process.
+/// Returns `service.instance.id`: from the pod, or else a random id of this process.
 fn instance(env: &Env) -> String {
     let set = |variable: &str| env.get(variable).filter(|text| !text.is_empty());
     match (set("POD_NAMESPACE"), set("POD_NAME")) {

@@ -1,51 +1,51 @@
-//! Decides after an export: done, retry after a pause, or give up (OTLP's specification, "Failures"
-//! and "Retryable response codes"). Pure: the caller sleeps, and passes the random number.
+//! Decides after an export attempt: done, retry after a backoff, or give up (OTLP's specification, "Failures" and
+//! "Retryable response codes"). Pure: the caller sleeps, and passes the random number.
 
 use std::time::Duration;
 
 use ambit_rt::Backoff;
 
-/// First and longest pause after a failure.
+/// Initial and maximum backoff after a failed attempt.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// Spread of pauses, so that programs do not return to a collector at once.
+/// Jitter of backoffs, so that programs do not all return to a collector at once.
 const JITTER: f64 = 0.3;
-/// Maximum of a collector's `Retry-After`.
+/// Maximum `Retry-After` of a collector that is respected.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
-/// Maximum attempts of one export.
+/// Maximum attempts of exporting one message.
 const MAX_ATTEMPTS: u32 = 6;
 
-/// Result of an attempt.
+/// Result of one export attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Attempt {
     /// The collector accepted the message, except for this number of data points or log records.
     Taken {
-        /// Number of rejected records.
+        /// Number of rejected data points or log records.
         rejected: u64,
     },
-    /// Failure that permits a retry.
+    /// The attempt failed, and may be retried.
     Retryable {
         /// Delay from the collector's `Retry-After`.
         after: Option<Duration>,
     },
-    /// Permanent rejection by the collector.
+    /// The collector rejected the message for good.
     Refused,
 }
 
-/// Step that follows an attempt.
+/// Decision after an export attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// The collector has the message, except for this number of its data points or log records.
+    /// The collector has accepted the message, except for this number of data points or log records.
     Done {
-        /// Number of rejected records.
+        /// Number of rejected data points or log records.
         rejected: u64,
     },
-    /// Another attempt, after a pause.
+    /// Retry the message after this backoff.
     Retry(Duration),
-    /// The message is dropped. Nothing is sent during this time.
+    /// Drop the message, and send nothing during this time.
     GiveUp(Duration),
 }
 
-/// Attempts of the exports of one signal, one export at a time.
+/// Retry state of the exports of one signal, one export at a time.
 #[derive(Debug)]
 pub(crate) struct Retries {
     backoff: Backoff,
@@ -63,7 +63,7 @@ impl Default for Retries {
 }
 
 impl Retries {
-    /// Decides after an attempt. `random` lies in `0.0..1.0`.
+    /// Decides after an attempt. `random` is in `0.0..1.0`.
     pub(crate) fn decide(&mut self, attempt: &Attempt, random: f64) -> Next {
         match attempt {
             Attempt::Taken { rejected } => {

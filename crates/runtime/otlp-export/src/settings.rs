@@ -1,10 +1,10 @@
-//! Settings, by OpenTelemetry's environment variables
+//! Settings of exports from OpenTelemetry's environment variables
 //! (<https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/> and
 //! <https://opentelemetry.io/docs/specs/otel/protocol/exporter/>).
 //!
-//! A signal is exported if an endpoint is set for it, or if its `OTEL_…_EXPORTER` is `otlp`. An
-//! unsupported value is an error, unlike in the specification, which ignores it: missing metrics
-//! would be noticed too late. Errors never repeat secrets.
+//! A signal is exported if an endpoint is set for it, or if its `OTEL_…_EXPORTER` is `otlp`. An unsupported value is
+//! an error, unlike in the specification, which ignores it: missing metrics would be noticed too late. Errors never
+//! repeat secrets.
 
 use std::time::Duration;
 
@@ -13,30 +13,30 @@ use http::{HeaderMap, HeaderName, HeaderValue, Uri, uri::Scheme};
 
 use crate::tls::{Roots, TlsError};
 
-/// Timeout of an export, unless it is set.
+/// Default timeout of an export.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time between two exports of metrics, unless it is set.
+/// Default interval between exports of metrics.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
 /// Default endpoint of OTLP over HTTP.
 const DEFAULT_HTTP_ENDPOINT: &str = "http://localhost:4318";
 const DEFAULT_GRPC_ENDPOINT: &str = "http://localhost:4317";
 
-/// Settings cannot be used.
+/// Reason why OpenTelemetry's environment variables cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    /// A variable has a wrong or unsupported value.
+    /// A variable has an invalid or unsupported value.
     #[error(transparent)]
     Value(#[from] EnvError),
-    /// An endpoint holds a user and a password, which are not repeated.
+    /// An endpoint contains a user and a password, which the error does not repeat.
     #[error("{variable} holds credentials; put them into OTEL_EXPORTER_OTLP_HEADERS")]
     Credentials {
         /// Name of the variable.
         variable: String,
     },
-    /// TLS cannot be set up.
+    /// The TLS configuration cannot be built.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// A list of headers is wrong; its text is not repeated.
+    /// A list of headers is invalid; the error does not repeat its text.
     #[error("{variable} is not a list such as name=value,name=value, with percent-encoded values")]
     Headers {
         /// Name of the variable.
@@ -44,7 +44,7 @@ pub enum SettingsError {
     },
 }
 
-/// Exported kind of telemetry.
+/// Signal that is exported: metrics or logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Signal {
     Metrics,
@@ -52,7 +52,7 @@ pub(crate) enum Signal {
 }
 
 impl Signal {
-    /// Name of the signal in variables.
+    /// Returns the signal's name in environment variables.
     fn variable(self) -> &'static str {
         match self {
             Self::Metrics => "METRICS",
@@ -60,7 +60,7 @@ impl Signal {
         }
     }
 
-    /// Value of the label `signal`.
+    /// Returns the value of the label `signal` in metrics.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Metrics => "metrics",
@@ -68,7 +68,7 @@ impl Signal {
         }
     }
 
-    /// Path below a common endpoint, over HTTP.
+    /// Returns the path that is appended to a common endpoint, for OTLP over HTTP.
     fn http_path(self) -> &'static str {
         match self {
             Self::Metrics => "v1/metrics",
@@ -76,7 +76,7 @@ impl Signal {
         }
     }
 
-    /// Path of the method, over gRPC.
+    /// Returns the path of the gRPC method.
     fn grpc_path(self) -> &'static str {
         match self {
             Self::Metrics => "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
@@ -85,27 +85,27 @@ impl Signal {
     }
 }
 
-/// Protocol of exports.
+/// Protocol of exports (`OTEL_EXPORTER_OTLP_PROTOCOL`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
-    /// `http/protobuf`: requests of HTTP/1.1.
+    /// `http/protobuf`: OTLP over HTTP/1.1.
     Http,
-    /// `grpc`: gRPC over HTTP/2, with prior knowledge.
+    /// `grpc`: OTLP over gRPC (HTTP/2 with prior knowledge).
     Grpc,
 }
 
-/// Collector of one signal with its client settings.
+/// Collector of one signal, with the settings of its client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Collector {
     pub(crate) protocol: Protocol,
-    /// Host name or address, without brackets.
+    /// Host name or IP address of the collector, without brackets.
     pub(crate) host: String,
     pub(crate) port: u16,
-    /// Full address of the method.
+    /// URI to which export requests are sent.
     pub(crate) uri: Uri,
-    /// Trusted roots, if TLS is used.
+    /// Root certificates that verify the collector; `None` without TLS.
     pub(crate) tls: Option<Roots>,
-    /// Headers of each request, marked as sensitive.
+    /// Headers of each export request, marked as sensitive.
     pub(crate) headers: HeaderMap,
     pub(crate) timeout: Duration,
 }
@@ -116,7 +116,7 @@ pub(crate) struct Settings {
     pub(crate) metrics: Option<Collector>,
     pub(crate) interval: Duration,
     pub(crate) logs: Option<Collector>,
-    /// Attributes of the resource.
+    /// Names and values of the configured resource attributes.
     pub(crate) attributes: Vec<(String, String)>,
 }
 
@@ -240,7 +240,7 @@ fn refused(env: &Env, variable: &str, expected: &'static str) -> EnvError {
     }
 }
 
-/// Returns host, port and address of the method.
+/// Returns host, port and request URI of a collector's endpoint.
 fn target(
     text: &str,
     protocol: Protocol,
@@ -287,7 +287,7 @@ fn milliseconds(env: &Env, variable: &str) -> Result<Option<Duration>, EnvError>
     }
 }
 
-/// Parses headers of exports, which are marked as sensitive.
+/// Parses the headers of export requests, which are marked as sensitive.
 fn headers(text: &str) -> Option<HeaderMap> {
     let mut headers = HeaderMap::new();
     for (name, value) in pairs(text)? {

@@ -5,22 +5,22 @@ use std::sync::Arc;
 use rustls::{ClientConfig, RootCertStore, crypto::aws_lc_rs};
 use rustls_pki_types::{CertificateDer, pem, pem::PemObject as _};
 
-/// Source of trusted roots.
+/// Source of the root certificates that verify the collector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Roots {
     /// System trust store, at OpenSSL's locations.
     System,
-    /// A file in PEM form.
+    /// PEM file whose path an environment variable sets.
     File { variable: String, path: String },
 }
 
-/// TLS to a collector cannot be set up.
+/// Reason why TLS to a collector cannot be configured.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// The file of certificate authorities cannot be read.
+    /// The file of root certificates cannot be read.
     #[error("cannot read the certificate authorities of {variable}, {path}")]
     Read {
-        /// Name of the variable.
+        /// Name of the environment variable that sets the path.
         variable: String,
         /// Path of the file.
         path: String,
@@ -28,10 +28,10 @@ pub enum TlsError {
         #[source]
         source: pem::Error,
     },
-    /// No certificate authority is known.
+    /// The source contains no root certificate.
     #[error("there is no usable certificate authority in {0}")]
     NoRoots(String),
-    /// The TLS library refuses the settings.
+    /// The TLS library rejects the configuration.
     #[error("TLS is not available")]
     Settings(#[from] rustls::Error),
 }

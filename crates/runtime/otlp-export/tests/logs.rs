@@ -1,4 +1,4 @@
-//! Exported logs of a whole process, which can set up logging only once.
+//! Tests of exported logs in a process of their own, since logging can be set up only once.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -41,8 +41,8 @@ fn body(record: &LogRecord) -> &str {
     }
 }
 
-/// Checks that logs of the exporter and its libraries are not exported with every level enabled;
-/// each export would create further records.
+/// Checks with every log level enabled that the logs of the exporter and its libraries are not exported: each export
+/// would create further records.
 #[tokio::test]
 async fn logs_are_exported_but_none_of_the_exporters_own() {
     let replies = [

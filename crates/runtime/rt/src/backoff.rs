@@ -1,9 +1,9 @@
-//! Exponential back-off as a value. Knows nothing of clocks or randomness: the caller sleeps, and passes the random
+//! Exponential backoff as a value. Knows nothing of clocks or randomness: the caller sleeps, and passes the random
 //! number.
 
 use std::time::Duration;
 
-/// Delays that double up to a cap, spread by a share of themselves.
+/// Exponential backoff with a cap and jitter.
 #[derive(Clone, Debug)]
 pub struct Backoff {
     initial: Duration,
@@ -23,7 +23,7 @@ impl Backoff {
         }
     }
 
-    /// Returns the next delay. `random` is in `0.0..1.0`; 0.5 adds no spread.
+    /// Returns the next delay. `random` is in `0.0..1.0`; 0.5 adds no jitter.
     pub fn next_delay(&mut self, random: f64) -> Duration {
         let delay = self.next;
         self.next = delay.saturating_mul(2).min(self.cap);

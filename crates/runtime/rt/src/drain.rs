@@ -9,10 +9,10 @@ use std::time::Duration;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
-/// Mode of ending open work.
+/// How open work is ended at shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainMode {
-    /// Rejects new work, lets open work finish until `deadline`, and then terminates it.
+    /// Accepts no new work, lets open work finish until `deadline`, and then terminates it.
     Graceful {
         /// Time at which remaining work is terminated.
         deadline: Instant,
@@ -29,7 +29,7 @@ impl DrainMode {
         }
     }
 
-    /// Returns the time at which open work must have ended.
+    /// Returns the time at which open work is terminated.
     pub fn deadline(self) -> Instant {
         match self {
             Self::Graceful { deadline } => deadline,
@@ -38,7 +38,7 @@ impl DrainMode {
     }
 }
 
-/// Creates the owner's side and a watcher.
+/// Creates a drain: the owner's side, and a watcher for the work.
 pub fn channel() -> (Drain, DrainWatcher) {
     let (sender, receiver) = watch::channel(None);
     let open = TaskTracker::new();
@@ -112,13 +112,13 @@ impl Drain {
         }
     }
 
-    /// Number of open work items.
+    /// Returns the number of open work items.
     pub fn open_work(&self) -> usize {
         self.open.len()
     }
 }
 
-/// Side of the work, cloned for each piece.
+/// Receiver of the drain's announcement, cloned for each piece of work.
 #[derive(Clone, Debug)]
 pub struct DrainWatcher {
     receiver: watch::Receiver<Option<DrainMode>>,
@@ -126,7 +126,7 @@ pub struct DrainWatcher {
 }
 
 impl DrainWatcher {
-    /// Waits for the start of the drain; forever if its owner is dropped.
+    /// Waits until the drain starts; forever if its owner is dropped.
     pub async fn started(&mut self) -> DrainMode {
         match self
             .receiver
@@ -163,7 +163,7 @@ impl DrainWatcher {
         *self.receiver.borrow()
     }
 
-    /// Counts as open until dropped.
+    /// Returns a guard that counts as open work until dropped.
     pub fn open_work(&self) -> OpenWork {
         OpenWork {
             _token: self.open.token(),
@@ -171,14 +171,14 @@ impl DrainWatcher {
     }
 }
 
-/// One piece of open work that shutdown waits for.
+/// Guard of one piece of open work, which shutdown waits for.
 #[derive(Debug)]
 pub struct OpenWork {
     _token: TaskTrackerToken,
 }
 
-/// Returns the drain time after SIGTERM: `explicit` if set; else slightly less than the pod's grace period (5 s less
-/// above 10 s, else 1 s less, at least 1 s); else 5 s.
+/// Returns the time for draining after SIGTERM: `explicit` if set; else slightly less than the pod's termination
+/// grace period (5 s less above 10 s, else 1 s less, at least 1 s); else 5 s.
 pub fn termination_deadline(
     explicit: Option<Duration>,
     grace_period_seconds: Option<u64>,

@@ -1,8 +1,8 @@
-//! Environment variables, read once and typed. Every error names its variable.
+//! Environment variables, read once and parsed. Every error names its variable.
 
 use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
-/// A copy of the environment, so that configuration is a function of a value.
+/// Copy of the environment variables, so that configuration is a function of a value.
 #[derive(Clone, Debug, Default)]
 pub struct Env(BTreeMap<String, String>);
 
@@ -12,7 +12,7 @@ pub struct Env(BTreeMap<String, String>);
 pub struct EnvError {
     /// Name of the variable.
     pub variable: String,
-    /// Text of the variable.
+    /// Value of the variable.
     pub value: String,
     /// Expected format, for instance "a duration such as 5s or 1h30m".
     pub expected: &'static str,
@@ -30,7 +30,7 @@ impl Env {
         )
     }
 
-    /// Creates an environment from pairs.
+    /// Creates an environment from pairs of name and value.
     pub fn from_pairs<K: Into<String>, V: Into<String>>(
         pairs: impl IntoIterator<Item = (K, V)>,
     ) -> Self {
@@ -42,17 +42,17 @@ impl Env {
         )
     }
 
-    /// Returns the text of a variable; an empty one counts as set.
+    /// Returns the value of a variable; an empty one counts as set.
     pub fn get(&self, variable: &str) -> Option<&str> {
         self.0.get(variable).map(String::as_str)
     }
 
-    /// Returns the value, or `default` if the variable is unset.
+    /// Returns the value of a variable, or `default` if it is not set.
     pub fn text(&self, variable: &str, default: &str) -> String {
         self.get(variable).unwrap_or(default).to_owned()
     }
 
-    /// Parses a variable. An empty one counts as not set.
+    /// Parses the value of a variable. An empty one counts as not set.
     pub fn parse<T: FromStr>(
         &self,
         variable: &str,
@@ -61,7 +61,7 @@ impl Env {
         self.convert(variable, expected, |text| text.parse().ok())
     }
 
-    /// Parses a boolean: `true`, `false`, `1`, `0`, `yes`, `no`, `on` or `off`, in any case.
+    /// Parses a boolean variable: `true`, `false`, `1`, `0`, `yes`, `no`, `on` or `off`, in any case.
     pub fn flag(&self, variable: &str) -> Result<Option<bool>, EnvError> {
         self.convert(variable, "true or false", |text| {
             match text.to_ascii_lowercase().as_str() {
@@ -72,7 +72,7 @@ impl Env {
         })
     }
 
-    /// Returns a duration parsed by [`parse_duration`].
+    /// Parses a duration variable by [`parse_duration`].
     pub fn duration(&self, variable: &str) -> Result<Option<Duration>, EnvError> {
         self.convert(
             variable,

@@ -1,9 +1,8 @@
-//! Format of an error with its causes on one line.
+//! Formats an error with its causes on one line.
 
 use std::{error::Error, fmt};
 
-/// Writes `error: cause: cause…` without causes whose text the errors before already contain, as those of many
-/// libraries do.
+/// Displays `error: cause: cause…`, omitting causes whose text the errors before already contain.
 #[derive(Clone, Copy, Debug)]
 pub struct ErrorChain<'a>(pub &'a (dyn Error + 'static));
 

@@ -1,5 +1,5 @@
-//! Admission of unauthenticated connections by a handshake, within limits. A handshake costs a server more than the
-//! client, so that its number is bounded for each address, in time, and in total.
+//! Accepts connections of unauthenticated clients and performs their handshake, within limits. A handshake costs a
+//! server more than the client, so that handshakes are limited for each address, in time, and in total.
 
 use std::{
     fmt, io,
@@ -19,34 +19,34 @@ use crate::{DrainWatcher, Rates, Slot, SlotLimits, Slots, http::Listen, spawn};
 /// Pause after a failed accept, for instance for lack of descriptors.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Limits of handshakes.
+/// Limits of the connections that are accepted and authenticated.
 #[derive(Clone, Copy, Debug)]
 pub struct HandshakeLimits {
-    /// Connections in their handshake, and admitted ones whose slot is still held.
+    /// Maximum connections in their handshake, including authenticated ones that still hold their slot.
     pub slots: SlotLimits,
-    /// New connections of one address in a second.
+    /// Maximum new connections of one address per second.
     pub per_second: u32,
-    /// New connections of one address at once after a pause.
+    /// Maximum new connections of one address at once after an idle period.
     pub burst: u32,
     /// Timeout of a handshake.
     pub timeout: Duration,
-    /// Admitted connections that wait for the server.
+    /// Maximum authenticated connections that wait for the server.
     pub queue: usize,
 }
 
-/// Reason why a connection was closed before admission.
+/// Reason why a connection was closed before its handshake completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closed {
     /// The source address exceeds its rate of new connections.
     Rate,
-    /// A later connection took its slot.
+    /// A later connection displaced it from its slot, see [`SlotLimits`].
     Displaced,
     /// The handshake failed or timed out.
     Handshake,
 }
 
 impl Closed {
-    /// Returns the reason as a label of metrics.
+    /// Returns the reason's label value in metrics.
     pub fn label(self) -> &'static str {
         match self {
             Self::Rate => "rate",
@@ -56,19 +56,19 @@ impl Closed {
     }
 }
 
-/// An admitted connection.
+/// Connection whose handshake has completed.
 #[derive(Debug)]
 pub struct Admitted<T> {
-    /// Result of the handshake.
+    /// Result of the handshake, such as a TLS connection.
     pub connection: T,
     /// Address of the client.
     pub peer: SocketAddr,
-    /// Slot of the connection among unauthenticated ones, released on drop.
+    /// Slot of the connection, released on drop.
     pub slot: Slot,
 }
 
-/// Accepts connections until the drain starts or the receiver is gone. `admission` is the handshake of a connection;
-/// `closed` is called for each connection that is not admitted. `name` appears in logs.
+/// Accepts connections until the drain starts or the receiver is dropped. `admission` performs a connection's
+/// handshake; `closed` is called for each connection without a completed handshake. `name` appears in logs.
 pub fn admit<T, E, F>(
     name: &'static str,
     listener: TcpListener,
@@ -129,7 +129,7 @@ where
     receiver
 }
 
-/// Handshake in progress.
+/// Handshake that is in progress, with its slot.
 struct Handshake {
     server: &'static str,
     peer: SocketAddr,
@@ -163,7 +163,8 @@ impl Handshake {
     }
 }
 
-/// Admitted connections as a listener of an HTTP server, which applies its own limits to them.
+/// Listener for an HTTP server, which returns connections whose handshake has completed; the server applies its own
+/// limits to them.
 #[derive(Debug)]
 pub struct AdmittedListener<T>(Mutex<mpsc::Receiver<Admitted<T>>>);
 

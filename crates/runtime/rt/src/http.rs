@@ -1,7 +1,7 @@
-//! A small HTTP/1.1 server for admin, metrics, readiness and the plugin's socket.
+//! Small HTTP/1.1 server for admin, metrics, readiness and the plugin's socket.
 //!
-//! Requests are read whole, within limits, before the handler sees them; responses are whole, or a stream of chunks.
-//! Hostile peers are expected: connections, headers, bodies and waiting times are bounded.
+//! A handler receives requests with their complete bodies, within limits; responses are complete, or a stream of
+//! chunks. Peers are untrusted: connections, headers, bodies and waiting times are bounded.
 
 mod answer;
 mod log_level;
@@ -33,31 +33,31 @@ pub use answer::{
 
 use crate::{DrainWatcher, Slot, SlotLimits, Slots, spawn};
 
-/// Number of connections of an address that others never displace.
+/// Number of an address's connections that other addresses' connections never displace.
 const PROTECTED_PER_ADDRESS: usize = 4;
 
-/// Time for which sockets of a killed predecessor may still be in use.
+/// Time for which the sockets of a killed predecessor process may still be in use.
 const PREDECESSOR_TIMEOUT: Duration = Duration::from_secs(2);
-/// Interval of attempts to bind an address in use.
+/// Interval at which binding an address in use is retried.
 const BIND_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A request with its whole body.
+/// Request with its complete body.
 pub type Request = ::http::Request<Bytes>;
 
 /// Limits of an HTTP server.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
-    /// Serve only peers on this machine, and only names of this machine in `Host`, so that a web
-    /// page cannot reach the server through a name that resolves to 127.0.0.1.
+    /// Whether to serve only peers on this machine, and only names of this machine in `Host`, so that a web page
+    /// cannot reach the server through a name that resolves to 127.0.0.1.
     pub loopback_only: bool,
-    /// Maximum body size in bytes; larger bodies get 413.
+    /// Maximum size of a request body in bytes; larger bodies get 413.
     pub max_body: usize,
-    /// Connections served at once; further ones wait in the kernel's queue.
+    /// Maximum concurrent connections; further ones wait in the kernel's accept queue.
     pub max_connections: usize,
     /// Maximum connections of one address; a further one displaces its oldest (see [`Slots`]), so that no slow or
     /// greedy peer blocks others' probes or scrapes.
     pub max_per_address: usize,
-    /// Timeout for a peer to send its headers, and its body.
+    /// Timeout for receiving a request's headers, and its body.
     pub read_timeout: Duration,
 }
 
@@ -85,30 +85,30 @@ impl ServerOptions {
     }
 }
 
-/// Sender of a request over TCP: among the request's extensions.
+/// Address of a request's sender over TCP, an extension of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
 
 impl Peer {
-    /// Whether a request came from this machine or, in a network namespace, from inside it: over
-    /// loopback, or over a Unix socket.
+    /// Whether a request came from this machine or, in a network namespace, from inside of it: over loopback, or over
+    /// a Unix socket.
     pub fn is_local(request: &Request) -> bool {
         let peer = request.extensions().get::<Self>();
         peer.is_none_or(|Self(address)| address.ip().to_canonical().is_loopback())
     }
 
-    /// Whether a request [is local](Self::is_local) and meant for this machine by its `Host` as well, so
-    /// that no web page of elsewhere sent it.
+    /// Whether a request [is local](Self::is_local) and its `Host` names this machine, so that no web page of another
+    /// origin sent it.
     pub fn asks_locally(request: &Request) -> bool {
         Self::is_local(request) && names_this_machine(request)
     }
 }
 
-/// Source of connections.
+/// Listener from which an HTTP server accepts connections.
 pub trait Listen: Send + 'static {
     /// Connection of a client.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
-    /// The next connection and its peer's address, if it has one.
+    /// Accepts the next connection; also returns its peer's address, if it has one.
     fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, Option<SocketAddr>)>> + Send;
 }
 
@@ -128,9 +128,9 @@ impl Listen for UnixListener {
     }
 }
 
-/// Serves until the drain starts; requests in flight are finished.
+/// Serves HTTP connections until the drain starts; requests in flight are finished.
 ///
-/// `name` appears in logs. The handler answers every request, unknown paths included.
+/// `name` appears in logs. The handler responds to every request, including those for unknown paths.
 pub async fn serve<L, H, F>(
     name: &'static str,
     listener: L,
@@ -195,9 +195,9 @@ pub async fn serve<L, H, F>(
     }
 }
 
-/// Slot that a connection holds while it is served.
+/// Slot or permit that a connection holds while it is served.
 enum ConnectionSlot {
-    /// Slot shared by all addresses.
+    /// Slot among all TCP connections.
     Slot(Slot),
     /// Permit of a Unix socket's connection.
     Permit(#[expect(dead_code, reason = "held")] Option<OwnedSemaphorePermit>),
@@ -301,7 +301,7 @@ fn names_this_machine<B>(request: &::http::Request<B>) -> bool {
             .is_ok_and(|ip| ip.to_canonical().is_loopback())
 }
 
-/// Whether no header of the request reports a page of another origin: such a page may send a POST to any port that its
+/// Whether the request's headers report no page of another origin: such a page may send a POST to any port that its
 /// user's machine forwards to this server.
 fn is_of_same_origin<B>(request: &::http::Request<B>) -> bool {
     let headers = request.headers();
@@ -316,7 +316,7 @@ fn is_of_same_origin<B>(request: &::http::Request<B>) -> bool {
     !is_cross_site && !is_foreign
 }
 
-/// A server's address could not be used.
+/// Error of listening on a server's address.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address} for {purpose}")]
 pub struct ListenError {
@@ -340,11 +340,12 @@ pub async fn bind(address: SocketAddr, purpose: &'static str) -> Result<TcpListe
         })
 }
 
-/// As [`bind`], but waits a moment for an address that is in use: sockets of a killed process stay open in children that it
-/// had just forked, until they exec.
+/// Listens like [`bind`], but waits a moment for an address that is in use: sockets of a killed process stay open in
+/// children that it had just forked, until they exec.
 ///
 /// # Errors
-/// As [`bind`]; of an address that is in use longer than [`PREDECESSOR_TIMEOUT`].
+///
+/// As [`bind`]; also if the address is in use for longer than [`PREDECESSOR_TIMEOUT`].
 pub async fn bind_after_predecessor(
     address: SocketAddr,
     purpose: &'static str,

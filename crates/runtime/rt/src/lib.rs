@@ -1,5 +1,5 @@
-//! Parts that all long-lived Ambit processes share: tasks, drain, signals, readiness, the admin and metrics server,
-//! logging, environment variables, back-off.
+//! Code that all long-lived Ambit processes share: tasks, drain, signals, readiness, the admin and metrics server,
+//! logging, environment variables, backoff.
 //!
 //! Knows nothing of meshes, TLS or protobuf. The only caller of `tokio::spawn`.
 #![forbid(unsafe_code)]

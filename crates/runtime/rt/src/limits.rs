@@ -1,4 +1,4 @@
-//! Limits of the process.
+//! Resource limits of the process: open files and memory.
 
 mod memory;
 
@@ -6,8 +6,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 pub use memory::memory;
 
-/// Raises the limit of open files to the hard limit: every proxied connection costs two or more
-/// descriptors, and the usual soft limit is 1024. Returns the limit now in force.
+/// Raises the limit of open files to the hard limit: every proxied connection costs two or more file descriptors, and
+/// the usual soft limit is 1024. Returns the limit in force afterwards.
 pub fn raise_open_files() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

@@ -38,10 +38,10 @@ pub enum LogFormat {
     Json,
 }
 
-/// Error of setting up logging.
+/// Error of setting up or changing logging.
 #[derive(Debug, thiserror::Error)]
 pub enum LoggingError {
-    /// The filter text is wrong.
+    /// The log filter is invalid.
     #[error("log filter {filter:?} is not of the form info,scope=debug")]
     Filter {
         /// Text of the filter.
@@ -50,10 +50,10 @@ pub enum LoggingError {
         #[source]
         source: tracing_subscriber::filter::ParseError,
     },
-    /// Another subscriber is in place.
+    /// Another `tracing` subscriber is installed already.
     #[error("logging is already set up in this process")]
     AlreadySet(#[source] tracing_subscriber::util::TryInitError),
-    /// The writer's thread cannot be started.
+    /// The thread that writes the lines cannot be started.
     #[error("cannot start the log writer")]
     Writer(#[source] io::Error),
 }
@@ -64,7 +64,7 @@ const DEPENDENCY_LEVELS: &str = "hickory_server::server=off,hyper=info,h2=info,k
      rustls=info,tonic=info,tower=info";
 
 static QUEUE: OnceLock<LineQueue> = OnceLock::new();
-/// Receiver of lines beside standard output.
+/// Receiver of log records in addition to standard output, such as an exporter.
 static SINK: OnceLock<Arc<dyn RecordSink>> = OnceLock::new();
 
 /// Sets up logging to standard output from `RUST_LOG` and `LOG_FORMAT`.
@@ -72,7 +72,7 @@ pub fn init(env: &Env) -> Result<LogHandle, LoggingError> {
     init_with_sink(env, None)
 }
 
-/// Sets up logging to standard output from `RUST_LOG` and `LOG_FORMAT`, and to a receiver of records beside it.
+/// Sets up logging to standard output from `RUST_LOG` and `LOG_FORMAT`, and in addition to a receiver of records.
 pub fn init_with_sink(
     env: &Env,
     sink: Option<Arc<dyn RecordSink>>,
@@ -114,8 +114,8 @@ fn start(
     Ok(handle)
 }
 
-/// Runs `work` with its log lines of this thread in `output`, and waits until they are written. For tests of log lines:
-/// the process's own logging does not change.
+/// Runs `work`, and captures the log lines of this thread in `output`. For tests of log lines: the process's own
+/// logging does not change.
 pub fn capture<T>(
     format: LogFormat,
     filter: &str,
@@ -165,8 +165,8 @@ fn parse_filter(filter: &str) -> Result<EnvFilter, LoggingError> {
         })
 }
 
-/// Writes a line with a format of its own (an access log's), including its line feed, and passes it to the receiver of
-/// records, if any. Without logging it is lost.
+/// Writes a line that is already formatted (an access log's), including its line feed, and passes it to the receiver
+/// of records, if any. Without logging it is dropped.
 pub fn write_line(line: &str) {
     if let Some(queue) = QUEUE.get() {
         queue.push(line.as_bytes());
@@ -176,14 +176,14 @@ pub fn write_line(line: &str) {
     }
 }
 
-/// Waits until lines logged so far are written, at most `timeout`.
+/// Waits until the lines logged so far are written, for at most `timeout`.
 pub fn flush(timeout: Duration) {
     if let Some(queue) = QUEUE.get() {
         queue.flush(timeout);
     }
 }
 
-/// Changes levels while the process runs.
+/// Handle that changes log levels while the process runs.
 #[derive(Clone, Debug)]
 pub struct LogHandle {
     reload: reload::Handle<EnvFilter, Registry>,
@@ -191,15 +191,15 @@ pub struct LogHandle {
 }
 
 impl LogHandle {
-    /// Returns the current filter.
+    /// Returns the current log filter.
     pub fn current(&self) -> String {
         self.reload
             .with_current(ToString::to_string)
             .unwrap_or_default()
     }
 
-    /// Changes the default level (`debug`) or scopes (`scope=debug`), comma-separated; other scopes
-    /// keep theirs. `scope:debug` is understood too.
+    /// Changes the default level (`debug`) or those of scopes (`scope=debug`), comma-separated; other scopes keep
+    /// their levels. `scope:debug` is understood, too.
     pub fn change(&self, directives: &str) -> Result<(), LoggingError> {
         let directives = directives.replace(':', "=").replace("==", "::");
         let parsed = directives
@@ -221,7 +221,7 @@ impl LogHandle {
         Ok(())
     }
 
-    /// Restores the initial filter.
+    /// Restores the log filter that the process started with.
     pub fn reset(&self) -> Result<(), LoggingError> {
         self.set(parse_filter(&self.initial)?);
         Ok(())

@@ -1,4 +1,4 @@
-//! Exposition of metrics, and metrics about the process itself.
+//! Encodes metrics for scrapes, and registers metrics about the process itself.
 
 use std::{
     fmt,
@@ -26,11 +26,11 @@ use tokio::runtime::Handle;
 
 use crate::http::{Request, Response, method_not_allowed, not_found, respond, text};
 
-/// Paths metrics are served under.
+/// HTTP paths under which metrics are served.
 pub const METRICS_PATHS: [&str; 2] = ["/metrics", "/stats/prometheus"];
 
-/// A counter whose name is sent as it is: the names of Istio's control plane do not end in `_total`, which the
-/// library's counter would append.
+/// Counter whose name is encoded unchanged: names of Istio's control plane do not end in `_total`, which
+/// prometheus-client's counter would append.
 #[derive(Clone, Debug, Default)]
 pub struct PlainCounter(Arc<AtomicU64>);
 
@@ -40,13 +40,13 @@ impl PlainCounter {
         self.inc_by(1);
     }
 
-    /// Increments the counter by any number, also 0: the series exists from then on.
+    /// Increments the counter by any number, also by 0, which makes the series exist.
     pub fn inc_by(&self, by: u64) {
         self.0.fetch_add(by, Ordering::Relaxed);
     }
 }
 
-/// Creates series of a family, with 0: Prometheus sees no increase in a series that begins with 1.
+/// Creates series of a family with the value 0: Prometheus sees no increase in a series that begins with 1.
 pub fn start_series<L>(family: &Family<L, PlainCounter>, labels: impl IntoIterator<Item = L>)
 where
     L: Clone + Eq + Hash,
@@ -73,14 +73,15 @@ impl EncodeMetric for PlainCounter {
 /// Encodes the metrics of a registry in OpenMetrics' text format.
 ///
 /// # Errors
-/// When a metric cannot be written.
+///
+/// When a metric cannot be encoded.
 pub fn exposition(registry: &Registry) -> Result<String, fmt::Error> {
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, registry)?;
     Ok(text)
 }
 
-/// Serves a scrape on one of [`METRICS_PATHS`]; other paths are not found.
+/// Responds to a scrape on one of [`METRICS_PATHS`], and with 404 to other paths.
 pub fn serve_metrics(registry: &Registry, request: &Request) -> Response {
     if !METRICS_PATHS.contains(&request.uri().path()) {
         return not_found();
@@ -105,7 +106,7 @@ pub fn serve_metrics(registry: &Registry, request: &Request) -> Response {
     }
 }
 
-/// Adds `istio_build`, whose labels are a component of the mesh (Istio's name for it) and its version.
+/// Registers `istio_build`, whose labels are the component of the mesh (by Istio's name) and its version.
 pub fn register_build(registry: &mut Registry, component: &str, version: &str) {
     // An Info metric would be called istio_build_info; the contract has a gauge.
     let build = Family::<[(String, String); 2], Gauge>::default();
@@ -118,12 +119,12 @@ pub fn register_build(registry: &mut Registry, component: &str, version: &str) {
     registry.register("istio_build", "Istio component build info", build);
 }
 
-/// Adds open files, their limit, resident memory, CPU time and panics.
+/// Registers metrics of the process: open files, their limit, resident memory, CPU time and panics.
 pub fn register_process(registry: &mut Registry) {
     registry.register_collector(Box::new(Process));
 }
 
-/// Registers tokio's metrics, summed over the given runtimes; `worker` counts through all of them.
+/// Registers metrics of tokio runtimes, summed up; the label `worker` numbers the workers of all of them.
 pub fn register_runtimes(registry: &mut Registry, runtimes: Vec<Handle>) {
     registry.register_collector(Box::new(Runtimes(runtimes.into())));
 }
@@ -169,13 +170,13 @@ impl Collector for Process {
     }
 }
 
-/// CPU time of this process.
+/// Returns the CPU time that this process has used.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// Resident memory of this process.
+/// Returns the resident memory of this process in bytes.
 pub fn resident_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

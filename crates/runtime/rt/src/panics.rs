@@ -18,16 +18,16 @@ compile_error!("with panic = \"abort\" a panic in one connection's task would en
 
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// Scope that a panic ends.
+/// Scope that a panic ends: its task or the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ends {
-    /// Handles a panic by ending its task, or the process if the task is essential.
+    /// A panic ends its task, or the process if the task is essential.
     Task,
-    /// Ends the process, whichever task panicked.
+    /// A panic ends the process, whichever task panicked.
     Process,
 }
 
-/// Installs the hook that counts and logs panics.
+/// Installs the panic hook, which counts and logs panics.
 pub fn follow(ends: Ends) {
     std::panic::set_hook(Box::new(move |info| {
         note(info);
@@ -37,7 +37,7 @@ pub fn follow(ends: Ends) {
     }));
 }
 
-/// Number of panics so far.
+/// Returns the number of panics so far.
 pub fn count() -> u64 {
     COUNT.load(Ordering::Relaxed)
 }
@@ -53,7 +53,7 @@ fn note(info: &PanicHookInfo<'_>) {
     );
 }
 
-/// Ends the process because of a logged panic.
+/// Ends the process because of a panic that was logged.
 pub(crate) fn end_process() -> ! {
     crate::logging::flush(Duration::from_secs(1));
     std::process::abort()

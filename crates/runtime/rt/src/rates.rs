@@ -1,4 +1,4 @@
-//! Rate limits by peer, for operations that cost the server more than the peer.
+//! Rate limits by client, for operations that cost the server more than the client.
 
 use std::{
     collections::HashMap,
@@ -8,7 +8,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Maximum number of peers with a limit of their own. Further concurrent peers are not limited individually.
+/// Maximum number of peers with their own limit. Further concurrent peers are not limited individually.
 const MAX_PEERS: usize = 16_384;
 
 /// Rate limits for each peer: events per second, and a burst after an idle period.
@@ -21,7 +21,7 @@ pub struct Rates<Peer> {
 }
 
 impl<Peer: Eq + Hash> Rates<Peer> {
-    /// Creates the limits.
+    /// Creates the rate limits, with these events per second and this burst for each peer.
     pub fn new(per_second: u32, burst: u32) -> Self {
         Self {
             interval: Duration::from_secs(1) / per_second.max(1),

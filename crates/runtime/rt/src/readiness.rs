@@ -1,4 +1,4 @@
-//! Readiness of the process: ready when no task is pending.
+//! Readiness of the process: it is ready when no readiness task is pending.
 
 use std::{
     borrow::Cow,
@@ -7,7 +7,7 @@ use std::{
 
 use crate::http::{Request, Response, method_not_allowed, not_found, text};
 
-/// The path kubelets and load balancers probe.
+/// HTTP path that kubelets and load balancers probe.
 pub const READY_PATH: &str = "/healthz/ready";
 
 /// Set of pending readiness tasks. Clones share it.
@@ -20,7 +20,7 @@ struct Task {
     pending: bool,
 }
 
-/// Readiness of one part. Dropping it does not change the state, so that a failed part stays pending.
+/// Readiness of one part of the process. Dropping it does not change the state, so that a failed part stays pending.
 #[derive(Debug)]
 pub struct ReadyTask {
     tasks: Readiness,
@@ -33,7 +33,7 @@ impl Readiness {
         Self::default()
     }
 
-    /// Adds a pending task. Names appear in the answer to probes, in the order added.
+    /// Adds a pending task. The names of pending tasks appear in responses to probes, in the order added.
     pub fn pending(&self, name: impl Into<Cow<'static, str>>) -> ReadyTask {
         let mut tasks = self.lock();
         tasks.push(Task {
@@ -46,7 +46,7 @@ impl Readiness {
         }
     }
 
-    /// Whether nothing is pending.
+    /// Whether no task is pending.
     pub fn is_ready(&self) -> bool {
         self.lock().iter().all(|task| !task.pending)
     }
@@ -60,7 +60,7 @@ impl Readiness {
             .collect()
     }
 
-    /// Serves a probe: 200 `ready`, or 500 naming pending tasks. Other paths are not found.
+    /// Responds to a readiness probe: 200 `ready`, or 500 naming pending tasks; 404 for other paths.
     pub fn respond(&self, request: &Request) -> Response {
         if request.uri().path() != READY_PATH {
             return not_found();

@@ -1,7 +1,7 @@
-//! Resolution of host names by `/etc/hosts` and the servers of `/etc/resolv.conf`.
+//! Resolves host names by `/etc/hosts` and the servers in `/etc/resolv.conf`.
 //!
-//! Not by the C library: its resolver blocks a thread for each name, and loads modules that a
-//! statically linked program has not.
+//! The C library's resolver is not used: it blocks a thread for each name, and loads modules that a statically linked
+//! program does not have.
 
 use std::{io, net::IpAddr, time::Instant};
 
@@ -9,10 +9,11 @@ use hickory_resolver::TokioResolver;
 
 /// Resolves a host to its addresses, in the order of the system's settings. An address resolves to itself.
 ///
-/// The settings are read at each call, so that a change of them is followed.
+/// The settings are read at each call, so that changes take effect.
 ///
 /// # Errors
-/// The resolver's error; `NotFound` when the name has no address.
+///
+/// Returns the resolver's error; `NotFound` when the name has no address.
 pub async fn lookup_host(host: &str) -> io::Result<Vec<IpAddr>> {
     if let Ok(address) = host.parse() {
         return Ok(vec![address]);
@@ -20,10 +21,11 @@ pub async fn lookup_host(host: &str) -> io::Result<Vec<IpAddr>> {
     Ok(lookup_name(host).await?.0)
 }
 
-/// Resolves a name to its addresses, and returns the TTL of the response.
+/// Resolves a name to its addresses, and returns the time until which the response may be cached.
 ///
 /// # Errors
-/// As of [`lookup_host`].
+///
+/// As for [`lookup_host`].
 pub async fn lookup_name(host: &str) -> io::Result<(Vec<IpAddr>, Instant)> {
     let resolver = TokioResolver::builder_tokio()
         .and_then(|builder| builder.build())

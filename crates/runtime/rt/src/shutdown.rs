@@ -9,20 +9,20 @@ use tokio::{
 
 use crate::spawn_essential;
 
-/// Signal that the process should end. Clones share it.
+/// Receiver of the signal that the process should end. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Shutdown {
     cause: watch::Receiver<Option<&'static str>>,
     trigger: ShutdownTrigger,
 }
 
-/// Trigger of the shutdown.
+/// Sender of the signal that the process should end.
 #[derive(Clone, Debug)]
 pub struct ShutdownTrigger(Arc<watch::Sender<Option<&'static str>>>);
 
 impl Shutdown {
-    /// Listens for SIGTERM and SIGINT. The second of them ends the process at once, status 1.
-    /// Call within a runtime.
+    /// Listens for SIGTERM and SIGINT. The second signal ends the process at once, with status 1. Must be called
+    /// within a runtime.
     pub fn on_signals() -> io::Result<Self> {
         let shutdown = Self::manual();
         let mut terminate = signal(SignalKind::terminate())?;
@@ -44,7 +44,7 @@ impl Shutdown {
         Ok(shutdown)
     }
 
-    /// Creates a shutdown without signals, ended only by its trigger (for tests and embedded parts).
+    /// Creates a shutdown that no signal triggers, for tests and embedded parts.
     pub fn manual() -> Self {
         let (sender, cause) = watch::channel(None);
         Self {
@@ -53,12 +53,12 @@ impl Shutdown {
         }
     }
 
-    /// Returns the trigger for the admin server's quit request.
+    /// Returns the trigger of this shutdown, for the admin server's quit request.
     pub fn trigger(&self) -> ShutdownTrigger {
         self.trigger.clone()
     }
 
-    /// Waits for the shutdown; returns its cause.
+    /// Waits until the shutdown is requested; returns its cause.
     pub async fn wait(&mut self) -> &'static str {
         match self
             .cause

@@ -1,4 +1,4 @@
-//! Sleep until an optional time.
+//! Sleeping until an optional time.
 
 use tokio::time::Instant;
 

@@ -1,4 +1,4 @@
-//! Slots for unauthenticated connections, shared among their source addresses.
+//! Slots for unauthenticated connections, shared fairly among their source addresses.
 //!
 //! No single peer delays others. A connection from an address that holds its whole share takes the slot of that
 //! address's oldest connection. When all slots are taken, the oldest connection of the address with the most slots is
@@ -14,18 +14,18 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-/// Numbers of connection slots.
+/// Maximum numbers of connection slots.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotLimits {
-    /// Maximum slots of all peers together.
+    /// Maximum slots of all addresses together.
     pub total: usize,
     /// Maximum slots of one address.
     pub each: usize,
-    /// Slots of an address that are never taken over by others, even if all slots are in use.
+    /// Number of an address's slots that other addresses never take over, even if all slots are in use.
     pub few: usize,
 }
 
-/// The slots of one listener.
+/// Connection slots of one listener.
 #[derive(Clone, Debug)]
 pub struct Slots(Arc<Shared>);
 
@@ -45,7 +45,7 @@ pub struct Slot {
 }
 
 impl Slots {
-    /// Creates free slots.
+    /// Creates slots, all of which are free.
     pub fn new(limits: SlotLimits) -> Self {
         Self(Arc::new(Shared {
             table: Mutex::new(Table::new(limits)),
@@ -53,7 +53,7 @@ impl Slots {
         }))
     }
 
-    /// Takes a slot for a connection from `source`.
+    /// Takes a slot for a connection from `source`; waits if none can be taken over.
     pub async fn enter(&self, source: IpAddr) -> Slot {
         let source = source.to_canonical();
         loop {
@@ -78,7 +78,7 @@ impl Slot {
         self.source
     }
 
-    /// Waits until another connection has taken the slot, so that this one must end.
+    /// Completes when another connection has taken over the slot, so that this one must be closed.
     pub async fn evicted(&mut self) {
         // No value is ever sent: this ends when the signal is dropped.
         drop((&mut self.evicted).await);
@@ -92,7 +92,7 @@ impl Drop for Slot {
     }
 }
 
-/// Holders of slots, oldest first. Pure.
+/// State machine of the slots: their holders, oldest first.
 #[derive(Debug)]
 struct Table<T> {
     limits: SlotLimits,
@@ -111,7 +111,7 @@ impl<T> Table<T> {
         }
     }
 
-    /// Takes a slot, if necessary from the address with the most; returns the entry if none has more than others.
+    /// Takes a slot, if necessary from the address with the most; returns the entry if all slots are protected.
     fn enter(&mut self, source: IpAddr, entry: T) -> Result<u64, T> {
         let own = self.held.get(&source).map_or(0, VecDeque::len);
         if own >= self.limits.each.max(1) {

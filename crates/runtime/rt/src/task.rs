@@ -1,4 +1,4 @@
-//! Named tasks. A panic is logged with its task's name; the other tasks continue.
+//! Spawns named tasks. A panic is logged with its task's name; the other tasks continue.
 
 use std::{
     future::Future,
@@ -93,7 +93,7 @@ impl<T> Drop for AbortOnDrop<T> {
     }
 }
 
-/// Builds a runtime on the calling thread: the main thread's, or a worker's.
+/// Builds a tokio runtime that runs on the calling thread: the main thread, or a worker.
 pub fn current_thread() -> io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }

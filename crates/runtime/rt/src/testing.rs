@@ -1,5 +1,5 @@
-//! Timeouts for tests of this crate and of those above: an event that never comes must fail a test, not block all
-//! others.
+//! Timeouts for tests of this crate and of crates that use it: an event that never comes must fail a test, not block
+//! all others.
 
 use std::{
     panic::Location,

@@ -1,4 +1,4 @@
-//! The connection to a SPIFFE agent: its socket, and streams that are opened again.
+//! Connection to a SPIFFE agent: its socket, and streams that are reopened when they end.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,11 +22,11 @@ use tonic::{
 
 use crate::SpiffeError;
 
-/// Timeout for an agent's first answer.
+/// Timeout for the first message of an agent's stream.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum of a message with bundles, or of one with all identities of a workload.
+/// Maximum size of an agent's message with bundles, or with all identities of the calling workload, in bytes.
 pub(super) const MAX_MESSAGE_BYTES: usize = 4 << 20;
-/// Maximum of a message with the identities of one of a node's workloads.
+/// Maximum size of an agent's message with the identities of one of the node's workloads, in bytes.
 pub(super) const MAX_SVIDS_BYTES: usize = 1 << 20;
 const BACKOFF_INITIAL: Duration = Duration::from_millis(100);
 const BACKOFF_CAP: Duration = Duration::from_secs(5);
@@ -34,12 +34,12 @@ const BACKOFF_CAP: Duration = Duration::from_secs(5);
 /// Root certificates by trust domain.
 pub(super) type Bundles = BTreeMap<String, Vec<CertificateDer<'static>>>;
 
-/// A text that names no Unix socket.
+/// Error of a setting that is not the path of a Unix socket.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a Unix socket of the form unix:///PATH")]
 pub struct SocketError(String);
 
-/// The Unix socket of a SPIFFE agent.
+/// Unix socket of a SPIFFE agent.
 #[derive(Clone, Debug)]
 pub struct SpiffeSocket {
     path: PathBuf,
@@ -84,7 +84,8 @@ impl Serialize for SpiffeSocket {
     }
 }
 
-/// Spawns a task without which the process would lose its certificates: its panic ends the process.
+/// Spawns a task that keeps the certificates up to date; its panic ends the process, since the certificates would
+/// expire.
 pub(super) fn spawn(
     name: &'static str,
     task: impl Future<Output = ()> + Send + 'static,
@@ -92,7 +93,7 @@ pub(super) fn spawn(
     ambit_rt::spawn_abortable(name, ambit_rt::essential(name, task))
 }
 
-/// Follows a stream of the agent, and opens it again whenever it ends. Never returns.
+/// Reads a stream of the agent, and reopens it whenever it ends. Never returns.
 pub(super) async fn follow<M, F>(
     api: &Arc<str>,
     open: impl Fn() -> F,
@@ -132,13 +133,14 @@ fn failure(api: &Arc<str>, status: Status) -> SpiffeError {
     }
 }
 
-/// Returns the trust domain of a SPIFFE ID, or of a text that is its name alone.
+/// Returns the trust domain of a SPIFFE ID; a bare trust domain is returned unchanged.
 pub(super) fn trust_domain(id: &str) -> &str {
     let rest = id.strip_prefix("spiffe://").unwrap_or(id);
     rest.split_once('/').map_or(rest, |(domain, _)| domain)
 }
 
-/// Decodes bundles. Those that cannot be decoded are left out: their trust domains are not accepted.
+/// Decodes bundles of root certificates. Bundles that cannot be decoded are skipped: their trust domains are not
+/// accepted.
 pub(super) fn bundles(api: &str, encoded: &HashMap<String, Bytes>) -> Bundles {
     let mut bundles = Bundles::new();
     for (domain, der) in encoded {

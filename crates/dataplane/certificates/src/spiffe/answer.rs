@@ -1,4 +1,4 @@
-//! Last message on a stream of a SPIFFE agent; certificates are built from it.
+//! Last message on a stream of a SPIFFE agent, from which certificates are built.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use crate::SpiffeError;
 
-/// The agent's last answer on a stream.
+/// Last message or error on an agent's stream.
 #[derive(Debug)]
 pub(super) enum Answer<T> {
     Awaited,
@@ -24,7 +24,7 @@ impl<T> From<Result<T, SpiffeError>> for Answer<T> {
 }
 
 impl<T> Answer<T> {
-    /// Returns the contents of an answer, unless it failed or there is none yet.
+    /// Returns the message; `None` if there is none yet, or the stream failed.
     pub(super) fn available(&self) -> Option<&Arc<T>> {
         match self {
             Self::Available(answer) => Some(answer),
@@ -33,7 +33,7 @@ impl<T> Answer<T> {
     }
 }
 
-/// Waits for an agent's first answer, and returns the last one.
+/// Waits for the first message or error on an agent's stream, and returns the last one.
 pub(super) async fn received<T>(
     mut answers: watch::Receiver<Answer<T>>,
     api: &Arc<str>,
@@ -47,7 +47,7 @@ pub(super) async fn received<T>(
     }
 }
 
-/// Reports that a stream has ended after it had answers: certificates stay until they expire.
+/// Logs that a stream has ended after it had messages: the certificates remain in use until they expire.
 pub(super) fn warn_of_outage<T, M>(last: &Answer<T>, answer: &Result<M, SpiffeError>) {
     if let (Answer::Available(_), Err(error)) = (last, answer) {
         tracing::warn!(%error, "no SPIFFE agent: its certificates stay until they expire");

@@ -1,4 +1,4 @@
-//! SPIRE's Delegated Identity API: a stream for each identity of the node, and one for all bundles.
+//! SPIRE's Delegated Identity API: a stream for each identity of the node, and one for all trust bundles.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -27,7 +27,8 @@ use super::{
 };
 use crate::{CaClient, FetchError, Renewals, SpiffeError, svid::Svid};
 
-/// The identities of a node's workloads, from the admin socket of SPIRE's agent.
+/// Client of the Delegated Identity API on the admin socket of SPIRE's agent, for the identities of a node's
+/// workloads.
 #[derive(Debug)]
 pub struct DelegatedIdentity {
     shared: Arc<Shared>,
@@ -44,27 +45,27 @@ struct Shared {
     renewals: Renewals,
 }
 
-/// A followed identity of the node, with the task that reads its stream.
+/// Subscription to the SVID of one identity of the node, with the task that reads its stream.
 #[derive(Debug)]
 struct FollowedIdentity {
     workload: Arc<watch::Sender<Answer<Workload>>>,
-    /// Settings that accept the trust domains with which the identity's registration entry
-    /// federates.
+    /// TLS settings that accept the trust domains with which the identity's registration entry federates.
     settings: TlsSettings,
     _stream: AbortOnDrop<()>,
 }
 
-/// The agent's last answer for one identity.
+/// Last message of the agent for one identity.
 #[derive(Debug, PartialEq, Eq)]
 struct Workload {
     svid: Option<Svid>,
-    /// SPIFFE IDs of other SVIDs for the same selectors (at most 8).
+    /// SPIFFE IDs of other SVIDs that match the same selectors (at most 8).
     others: Vec<String>,
     federates_with: BTreeSet<String>,
 }
 
 impl DelegatedIdentity {
-    /// Starts to follow the agent, until the value is dropped. Call within the runtime that is to do so.
+    /// Subscribes to the agent's trust bundles until the value is dropped. Must be called within the runtime that
+    /// runs the streams.
     pub fn start(socket: &SpiffeSocket, settings: &TlsSettings) -> Self {
         let shared = Arc::new(Shared {
             api: format!("the Delegated Identity API at {socket}").into(),
@@ -104,7 +105,7 @@ fn client(channel: &Channel, max_bytes: usize) -> DelegatedIdentityClient<Channe
     DelegatedIdentityClient::new(channel.clone()).max_decoding_message_size(max_bytes)
 }
 
-/// Follows the SVIDs of an identity.
+/// Reads the stream of an identity's SVIDs.
 async fn follow(
     shared: Arc<Shared>,
     channel: Channel,
@@ -136,8 +137,8 @@ async fn follow(
     .await;
 }
 
-/// Stores an answer. Returns whether it differs from the one before, so that certificates are to be fetched again; after
-/// an error they stay until they expire.
+/// Stores a message of the agent. Returns whether it differs from the previous one, so that certificates must be
+/// fetched again; after an error they remain in use until they expire.
 fn replace<T: PartialEq>(slot: &watch::Sender<Answer<T>>, answer: Result<T, SpiffeError>) -> bool {
     let last = slot.send_replace(answer.into());
     let now = slot.borrow();
@@ -188,7 +189,7 @@ impl Shared {
         }
     }
 
-    /// Accepts the trust domains with which an identity federates, under the roots of the last bundles.
+    /// Accepts the trust domains with which an identity federates, with the roots of the last bundles.
     fn federate(&self, identity: &Identity) {
         let followed = self.followed.lock();
         let Some(followed) = followed.get(identity) else {

@@ -1,4 +1,4 @@
-//! SPIFFE's Workload API: all identities of the calling process, in one stream.
+//! SPIFFE's Workload API: one stream with all identities of the calling process.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{CaClient, FetchError, Renewals, SpiffeError, svid::Svid};
 
-/// The identities of this process, from SPIFFE's Workload API.
+/// Client of SPIFFE's Workload API, for the identities of this process.
 #[derive(Debug)]
 pub struct WorkloadApi {
     shared: Arc<Shared>,
@@ -43,7 +43,8 @@ struct Shared {
 type Svids = HashMap<String, (Svid, Bytes)>;
 
 impl WorkloadApi {
-    /// Starts to follow the agent, until the value is dropped. Call within the runtime that is to do so.
+    /// Subscribes to the agent's SVIDs until the value is dropped. Must be called within the runtime that runs the
+    /// stream.
     pub fn start(socket: &SpiffeSocket, settings: &TlsSettings) -> Self {
         let of_workload = settings.trust_domains().of_workload();
         let shared = Arc::new(Shared {
@@ -93,7 +94,7 @@ impl Shared {
         }
     }
 
-    /// Returns the SVIDs of a message, and accepts the trust domains that it federates with.
+    /// Returns the SVIDs of a message, and accepts the trust domains whose bundles the message federates with.
     fn svids(&self, message: X509svidResponse) -> Svids {
         let ids = message.svids.iter().map(|svid| svid.spiffe_id.as_str());
         let own: BTreeSet<&str> = ids.map(agent::trust_domain).collect();

@@ -1,17 +1,17 @@
-//! Limits of the store.
+//! Limits of the certificate store.
 
 use std::time::Duration;
 
-/// Limits of a [`crate::Certificates`].
+/// Limits and retry delays of [`crate::Certificates`].
 #[derive(Clone, Copy, Debug)]
 pub struct CertificatesOptions {
-    /// Maximum of fetches in flight.
+    /// Maximum fetches in flight.
     pub parallel: usize,
-    /// First delay of an identity after a failure.
+    /// Initial backoff of an identity after a failed fetch.
     pub backoff_initial: Duration,
-    /// Maximum retry delay of an identity.
+    /// Maximum backoff of an identity after failed fetches.
     pub backoff_cap: Duration,
-    /// Delay before the first probe of an unreachable CA; one identity probes for all.
+    /// Delay before the first probe of an unreachable CA, for which one identity's fetch is used.
     pub probe_initial: Duration,
     /// Maximum delay between probes of an unreachable CA, and thus the time after its return until
     /// all identities have certificates.

@@ -1,5 +1,5 @@
-//! Decides which certificate to fetch when. Knows nothing of tasks, networks or the wall clock: the
-//! time is passed in, and certificates are not inspected.
+//! State machine that decides which certificate to fetch when. Knows nothing of tasks, networks or the wall clock:
+//! the time is passed in, and certificates are not inspected.
 
 use std::{
     cmp::Reverse,
@@ -15,18 +15,18 @@ use ambit_tls::WorkloadCert;
 use super::options::CertificatesOptions;
 use crate::FetchError;
 
-/// The priority of a fetch.
+/// Priority of a certificate's fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
-    /// Renewal, or a retry.
+    /// Renewal, or retry of a failed fetch.
     Background,
-    /// A pod was announced.
+    /// Prefetch for a new pod.
     Warmup,
-    /// A connection is waiting.
+    /// Fetch for a connection that waits.
     RealTime,
 }
 
-/// The remaining lifetime of a certificate when it was received.
+/// Remaining lifetime of a certificate at the time of its receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lifetime {
     pub(super) renew_in: Duration,
@@ -34,7 +34,7 @@ pub(super) struct Lifetime {
 }
 
 impl Lifetime {
-    /// Returns the validity of a certificate, or an error if it has expired.
+    /// Returns the remaining lifetime of a certificate, or an error if it has expired.
     pub(super) fn of(cert: &WorkloadCert, now: SystemTime) -> Result<Self, FetchError> {
         if cert.is_expired(now) {
             return Err(FetchError::Expired);
@@ -58,30 +58,30 @@ impl Lifetime {
 pub(super) enum Event<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
     Request(Identity, Priority),
     Forget(Identity),
-    /// The authority has replaced the certificate.
+    /// The CA has replaced the identity's certificate by itself.
     Renew(Identity),
-    /// The current certificate has expired by the wall clock, which this state does not see: the machine
-    /// slept, or its clock was set.
+    /// The identity's certificate has expired by the wall clock, which this state machine does not see: the machine
+    /// was suspended, or its clock was set.
     Expired(Identity),
-    /// The attempt's number, the certificate's lifetime, the certificate.
+    /// A fetch succeeded: identity, attempt number, lifetime, certificate.
     Fetched(Identity, u64, Lifetime, C),
-    /// The CA refused: the attempt's number, the error, a random number in `0.0..1.0`.
+    /// The CA rejected a fetch: identity, attempt number, error, random number in `0.0..1.0` for the backoff.
     Failed(Identity, u64, E, f64),
-    /// The CA could not be reached, or could not answer: fields as for [`Event::Failed`].
+    /// The CA could not be reached, or could not process the request: fields as for [`Event::Failed`].
     Unreachable(Identity, u64, E, f64),
     Tick,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Effect<C = Arc<WorkloadCert>, E = Arc<FetchError>> {
-    /// The attempt's number is passed back with its result.
+    /// Starts a fetch for the identity; its result must carry the attempt number.
     Fetch(Identity, u64),
     Publish(Identity, C),
     PublishError(Identity, E),
     Report {
         identity: Identity,
         error: E,
-        /// Whether the old certificate stays in use.
+        /// Whether the previous certificate remains in use.
         kept: bool,
         retry_in: Duration,
     },
@@ -92,22 +92,22 @@ struct Entry {
     /// Expiry of the current certificate.
     expires: Option<Instant>,
     backoff: Backoff,
-    /// The last attempt failed.
+    /// Whether the last fetch failed.
     is_failing: bool,
-    /// The authority replaced the certificate while it was being fetched.
+    /// Whether the CA replaced the certificate while it was being fetched, so that it must be fetched again.
     is_replaced: bool,
 }
 
-/// Outage of the CA. Identities retry with growing delays; in addition, one of them is tried every
+/// Outage of the CA. Identities retry with growing backoff; in addition, one of them is tried every
 /// [`CertificatesOptions::probe_cap`] while any lacks a certificate, and all of them at once when the CA responds.
 struct Outage {
     backoff: Backoff,
     next_probe: Instant,
-    /// Time of the next report while the failure lasts.
+    /// Time of the next log line about the outage.
     next_report: Instant,
 }
 
-/// Interval between reports of a CA outage.
+/// Interval between log lines about a CA outage.
 const REPORT_OUTAGE: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -119,11 +119,11 @@ enum Phase {
     Fetching(u64),
 }
 
-/// The state of all identities.
+/// State of all identities' certificates.
 pub(super) struct State {
     options: CertificatesOptions,
     entries: HashMap<Identity, Entry>,
-    /// Fetches that may start now: the most urgent first, then the earliest due.
+    /// Fetches that may start now: highest priority first, then earliest due.
     ready: BTreeSet<(Reverse<Priority>, Instant, Identity)>,
     /// Scheduled renewals and retries.
     timers: BTreeSet<(Instant, Identity)>,
@@ -145,14 +145,14 @@ impl State {
         }
     }
 
-    /// Returns when the next tick is due.
+    /// Returns the time at which the next tick must be sent, if any.
     pub(super) fn next_wake(&self) -> Option<Instant> {
         let timer = self.timers.first().map(|(due, _)| *due);
         let probe = self.outage.as_ref().map(|outage| outage.next_probe);
         timer.into_iter().chain(probe).min()
     }
 
-    /// Handles one event; effects are to be carried out in order.
+    /// Handles one event; the returned effects must be carried out in order.
     pub(super) fn on_event<C, E: Clone>(
         &mut self,
         event: Event<C, E>,
@@ -269,7 +269,7 @@ impl State {
         }
     }
 
-    /// Whether the result of an attempt is still current.
+    /// Marks an attempt as finished. Returns whether its result is still current.
     fn finish(&mut self, identity: &Identity, attempt: u64) -> bool {
         self.running = self.running.saturating_sub(1);
         self.entries
@@ -328,8 +328,8 @@ impl State {
         });
     }
 
-    /// Schedules the next probe, counted from the last failure among concurrent attempts. Returns
-    /// whether the outage is to be reported, also for identities that have failed before.
+    /// Schedules the next probe, counted from the last failure among concurrent attempts. Returns whether to log the
+    /// outage, also for identities that have failed before.
     fn ca_unreachable(&mut self, random: f64, now: Instant) -> bool {
         let CertificatesOptions {
             probe_initial,
@@ -360,7 +360,7 @@ impl State {
         entries.any(|entry| entry.is_failing && entry.expires.is_none())
     }
 
-    /// Ends an outage: retries every failed identity at once, with initial delays.
+    /// Ends an outage: retries every failed identity at once, with initial backoff.
     fn ca_answered(&mut self, now: Instant) {
         if self.outage.take().is_none() {
             return;
@@ -379,7 +379,8 @@ impl State {
         }
     }
 
-    /// Makes one waiting identity due, if the CA must be probed now. Ends the outage when no identity waits for the CA.
+    /// Starts the fetch of one waiting identity, if a probe of the CA is due. Ends the outage when no identity waits
+    /// for the CA.
     fn probe(&mut self, now: Instant) {
         let Some(outage) = &mut self.outage else {
             return;

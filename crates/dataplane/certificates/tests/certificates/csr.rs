@@ -1,4 +1,4 @@
-//! The CSR API client against a scripted server on loopback.
+//! Tests of the CSR API client against a scripted server on loopback.
 
 use std::{
     sync::{Arc, Mutex},
@@ -73,7 +73,7 @@ async fn certificate_request_follows_the_contract() {
     );
 }
 
-/// Cache that returns the last stored certificate once.
+/// Cache of one certificate, which returns the last stored one once.
 #[derive(Default)]
 struct OneCertificate(Mutex<Option<(PrivateKeyDer<'static>, Vec<String>)>>);
 

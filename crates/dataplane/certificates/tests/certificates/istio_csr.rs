@@ -1,4 +1,5 @@
-//! Certificates of cert-manager's istio-csr: for a waypoint's own account, and for those that a node proxy impersonates.
+//! Tests with cert-manager's istio-csr: certificates for a waypoint's own service account, and for accounts that a
+//! node proxy impersonates.
 
 use std::time::Duration;
 

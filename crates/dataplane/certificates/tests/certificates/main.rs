@@ -1,4 +1,4 @@
-//! The clients of the CSR API and of SPIFFE agents, and the certificate store, against the shared test PKI.
+//! Tests of the clients of the CSR API and of SPIFFE agents, and of the certificate store, with the shared test PKI.
 #![expect(
     clippy::unwrap_used,
     clippy::panic,

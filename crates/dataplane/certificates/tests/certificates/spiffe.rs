@@ -1,4 +1,4 @@
-//! Identities from a SPIFFE agent: by the Workload API and by SPIRE's Delegated Identity API.
+//! Tests of certificates from a SPIFFE agent: by the Workload API and by SPIRE's Delegated Identity API.
 
 use std::{
     collections::BTreeSet,
@@ -24,7 +24,7 @@ fn id(account: &str) -> Identity {
     Identity::new("td", "shop", account)
 }
 
-/// API that serves the identities.
+/// SPIFFE API that serves the certificates.
 #[derive(Clone, Copy, Debug)]
 enum Api {
     Workload,
@@ -33,7 +33,7 @@ enum Api {
 
 const BOTH: [Api; 2] = [Api::Workload, Api::Delegated];
 
-/// An agent with a mesh's bundle, and the store of a proxy.
+/// Fake agent with the trust bundle of a mesh, and the certificate store of a proxy.
 struct Mesh {
     pki: Pki,
     agent: SpiffeAgent,
@@ -64,7 +64,7 @@ impl Mesh {
         });
     }
 
-    /// Waits for the certificate whose leaf is this one.
+    /// Waits until the store has the certificate with this leaf.
     async fn has(&self, identity: &Identity, leaf: &[u8]) -> Arc<WorkloadCert> {
         let current = || {
             let cert = self.certificates.peek(identity)?;
@@ -168,7 +168,7 @@ async fn an_svid_of_another_identity_is_refused() {
     }
 }
 
-/// Waits until the SVID of `cart` is refused for a reason.
+/// Waits until the store reports an expected error for the SVID of `cart`.
 async fn refused(mesh: &Mesh, is_expected: impl Fn(&SvidError) -> bool) {
     let direct = client(mesh.api, &mesh.agent);
     direct.follow(&id("cart"));
@@ -238,7 +238,7 @@ async fn an_expired_svid_is_refused() {
     }
 }
 
-/// An SVID with several names, and its bundle.
+/// Builds an SVID with several SANs, and its trust bundle.
 fn with_names(names: &[&Identity]) -> (SpiffeSvid, Vec<u8>) {
     let root_key = KeyPair::generate().unwrap();
     let mut root = CertificateParams::default();
@@ -361,7 +361,7 @@ async fn federated_trust_domains_are_those_of_the_entry() {
     }
 }
 
-/// Builds a client of a trust domain whose servers of `td` are authenticated by another authority.
+/// Builds the certificate of a client in a trust domain, which verifies servers of `td` by another CA.
 fn peer_of(domain: &str, pki: &Pki, of_servers: &Pki) -> WorkloadCert {
     let settings = TlsSettings::default();
     ambit_testkit::accept_trust_domains(settings.trust_domains(), &[], &[("td", of_servers)]);

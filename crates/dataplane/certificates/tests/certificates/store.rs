@@ -1,4 +1,4 @@
-//! The store of certificates over a fake authority, on paused time.
+//! Tests of the certificate store with a fake CA, on paused time.
 
 use std::{
     sync::Arc,

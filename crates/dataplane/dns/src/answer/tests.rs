@@ -1,4 +1,4 @@
-//! Answers in wire form.
+//! Tests of answers in wire format.
 
 use hickory_proto::{
     op::{Edns, Message, MessageType, Query},
@@ -137,7 +137,7 @@ fn addresses_come_in_any_order() {
 }
 
 proptest! {
-    /// Checks that every answer is readable and within the client's limits.
+    /// Checks that every answer can be parsed and is within the client's limits.
     #[test]
     fn an_answer_is_always_readable(
         labels in prop::collection::vec("[a-z0-9_-]{1,20}", 1..8),

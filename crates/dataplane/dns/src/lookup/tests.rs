@@ -1,4 +1,4 @@
-//! Every case of name resolution, on a small mesh.
+//! Tests of every case of name resolution, on a small mesh.
 
 use std::collections::BTreeMap;
 
@@ -69,7 +69,7 @@ const CLIENT: Client<'static> = Client {
     domain: "cluster.local",
 };
 
-/// The alias and addresses found, as text.
+/// Resolves a name; returns alias and addresses as text.
 fn resolve(table: &MeshTable, client: &Client<'_>, name: &str, family: Family) -> String {
     let Some(found) = look_up(table, client, name, family) else {
         return "unknown".into();

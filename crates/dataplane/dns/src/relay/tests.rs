@@ -13,7 +13,7 @@ fn question() -> Question {
     Question::parse(&message.to_vec().unwrap()).unwrap()
 }
 
-/// Builds a server's answer to the forwarded query, with a change.
+/// Builds an upstream server's response to the forwarded query, modified by `change`.
 fn answer(relay: &Relay, change: impl FnOnce(&mut Message)) -> Vec<u8> {
     let mut message = Message::from_vec(relay.message()).unwrap();
     message.metadata.message_type = MessageType::Response;

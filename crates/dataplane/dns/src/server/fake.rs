@@ -1,10 +1,10 @@
-//! A fake proxy for the tests of the loops.
+//! Fake proxy that embeds the DNS server in tests.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
 
-/// Fake host that resolves the name `web`, optionally without knowledge of the mesh.
+/// Fake host that resolves the name `web`, optionally without the initial mesh state.
 #[derive(Debug, Default)]
 pub(crate) struct Fake {
     pub(crate) blind: AtomicBool,
@@ -41,12 +41,12 @@ impl Host for Fake {
     }
 }
 
-/// A server without upstream servers.
+/// Builds a server without upstream servers.
 pub(crate) fn server(limits: Limits) -> std::sync::Arc<Server<Fake>> {
     std::sync::Arc::new(Server::new(Fake::default(), Egress::default(), limits))
 }
 
-/// A question for the address of `name`, in wire form.
+/// Encodes a query for the address of `name`.
 pub(crate) fn question(name: &str) -> Vec<u8> {
     use hickory_proto::{
         op::{Message, Query},

@@ -1,7 +1,7 @@
 //! Source ports of a pod's queries: the kernel may still redirect them after another socket has
 //! bound them.
 
-/// Words of a bitmap with a bit for each port.
+/// Number of 64-bit words in a bitmap with a bit for each port.
 const WORDS: usize = (u16::MAX as usize + 1) / 64;
 
 /// Set of ports; without memory for pods that never send queries.

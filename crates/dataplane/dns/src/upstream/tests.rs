@@ -35,8 +35,7 @@ fn answer(question: &[u8], code: ResponseCode) -> Vec<u8> {
     message.to_vec().unwrap()
 }
 
-/// Starts a server that ignores the first `deaf` datagrams, and answers each further one with these
-/// codes in turn.
+/// Starts a DNS server that ignores the first `deaf` datagrams, and responds to each further one with `code`.
 async fn server(deaf: usize, code: ResponseCode) -> SocketAddr {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = socket.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! The pool over in-memory pipes: sharing, limits, failures, ends.
+//! Tests of the pool over in-memory pipes: sharing, limits, failures, ends.
 
 use std::{
     io,
@@ -20,7 +20,7 @@ use tokio::{
 
 use super::*;
 
-/// Returns one end of a pipe per dial, and gives the other to the test.
+/// Dialer that returns one end of a new pipe for each dial, and passes the other end to the test.
 #[derive(Clone)]
 struct Dialer {
     far: UnboundedSender<DuplexStream>,
@@ -343,7 +343,7 @@ async fn silent_peer_times_out() {
     assert_eq!(pool.connections(), 0);
 }
 
-/// Opens a tunnel of a new pool; returns it with its peer and the far end.
+/// Opens a tunnel of a new pool; returns it with its HTTP/2 server and the server's side of the tunnel.
 async fn one_tunnel() -> (Pool, Dialer, Tunnel, H2Peer<DuplexStream>, OpenTunnel) {
     let (dialer, mut ends) = Dialer::new();
     let pool = pool(Settings::default());
@@ -356,7 +356,7 @@ async fn one_tunnel() -> (Pool, Dialer, Tunnel, H2Peer<DuplexStream>, OpenTunnel
     (pool, dialer, near, peer, far)
 }
 
-/// Measures how long the relay of a tunnel lasts.
+/// Measures the time until the relay of a tunnel ends.
 async fn lasts(mut near: Tunnel) -> Duration {
     let began = tokio::time::Instant::now();
     let (_app, mut proxy) = tokio::io::duplex(64);

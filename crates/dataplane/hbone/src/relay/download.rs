@@ -1,4 +1,4 @@
-//! From the tunnel to the application's socket.
+//! Relay direction from the tunnel to the application's socket.
 
 use std::{
     io::{self, IoSlice},
@@ -18,7 +18,7 @@ use super::{
 /// Maximum frames in one vectored write.
 const MAX_FRAMES_PER_WRITE: usize = 4;
 
-/// Copies from a stream to a socket, several frames a write.
+/// Copies from a tunnel's stream to a socket, several frames a write.
 #[derive(Debug, Default)]
 pub(super) struct Download {
     received: Received,

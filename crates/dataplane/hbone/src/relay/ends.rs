@@ -1,4 +1,4 @@
-//! The end of a relayed connection: of each direction, and the first error.
+//! End of a relayed connection: tracks the end of each direction, and the first error.
 
 use std::{
     io,
@@ -11,13 +11,13 @@ use tokio::time::{Sleep, sleep};
 
 use crate::withdrawal;
 
-/// Timeout for delivering data of a side that broke.
+/// Timeout for delivering the last bytes of a side that broke.
 pub(super) const LAST_BYTES: Duration = Duration::from_secs(5);
 
-/// Why a connection ended before both its directions had.
+/// Error that ended a relayed connection before both its directions had ended.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
-    /// The tunnel broke: the peer reset it, or its connection died.
+    /// The tunnel broke: the peer reset it, or its HBONE connection failed.
     #[error("the tunnel broke")]
     Tunnel(#[source] h2::Error),
     /// Reading from a socket failed.
@@ -42,20 +42,20 @@ impl RelayError {
 /// How one direction of the relay ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DirectionEnd {
-    /// Clean end of data, which was passed on.
+    /// The source ended its data, and the end was passed on.
     Clean,
-    /// The source broke after all of its data was passed on. The other direction then has no receiver.
+    /// The source broke; its earlier data was passed on. The other direction then has no receiver.
     SourceBroke,
     /// The sink broke. Data that it sent before may still be relayed in the other direction.
     SinkBroke,
 }
 
-/// Shutdown progress of a relayed connection.
+/// End of each direction of a relayed connection, and the first error.
 #[derive(Debug, Default)]
 pub(super) struct Ends {
     pub(super) up: bool,
     pub(super) down: bool,
-    /// First error: the cause of later failures.
+    /// First error, which is the cause of later ones.
     pub(super) broken: Option<Box<RelayError>>,
     pub(super) last_bytes_timer: LastBytesTimer,
 }
@@ -93,8 +93,7 @@ impl Ends {
         self.broke(RelayError::Receive(error));
     }
 
-    /// Ready when both directions are over, or the remaining bytes of a broken connection take too
-    /// long.
+    /// Completes when both directions have ended, or the remaining bytes of a broken connection take too long.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), RelayError>> {
         let over = self.up && self.down;
         if over || self.broken.is_some() && self.last_bytes_timer.poll(cx).is_ready() {
@@ -104,7 +103,7 @@ impl Ends {
     }
 }
 
-/// Timer of [`LAST_BYTES`] that starts at its first poll.
+/// Timer of [`LAST_BYTES`], started by its first poll.
 #[derive(Debug, Default)]
 pub(super) struct LastBytesTimer(Option<Pin<Box<Sleep>>>);
 

@@ -1,4 +1,4 @@
-//! From one tunnel into another.
+//! Relay direction from one tunnel to another.
 
 use std::task::{Context, Poll, ready};
 
@@ -12,17 +12,16 @@ use super::{
 };
 use crate::{Tunnel, piece::Piece};
 
-/// One direction between tunnels. Window credit is returned when the other tunnel has accepted a frame.
+/// Copies one direction between two tunnels. Window credit is returned when the other tunnel has accepted a frame.
 #[derive(Debug, Default)]
 pub(super) struct Forward {
     received: Received,
-    /// Bytes that wait for the other tunnel.
+    /// Bytes that the other tunnel has not accepted yet.
     pending: Bytes,
 }
 
 impl Forward {
-    /// Polls the direction. `answered`: whether the other direction, from the receiving tunnel, is
-    /// over.
+    /// Polls this direction of the relay. `answered`: whether the opposite direction has ended.
     pub(super) fn poll(
         &mut self,
         cx: &mut Context<'_>,

@@ -1,4 +1,4 @@
-//! Frames waiting to be written, the oldest first. Accumulated small ones are merged, so that waiting
+//! Queue of data frames that wait to be written to a socket. Accumulated small ones are merged, so that waiting
 //! frames cost little more than their bytes.
 
 use std::{collections::VecDeque, io::IoSlice};
@@ -9,13 +9,13 @@ use bytes::{Buf, Bytes, BytesMut};
 const SMALL_FRAME_BYTES: usize = 512;
 /// Maximum number of frames that are written without merging them.
 const MAX_SEPARATE_FRAMES: usize = 4;
-/// Maximum size of a merged piece, in bytes.
+/// Maximum size of merged frames, in bytes.
 const MAX_MERGED_BYTES: usize = 16 << 10;
 
 #[derive(Debug, Default)]
 pub(super) struct Frames {
     whole: VecDeque<Bytes>,
-    /// Small frames, copied together behind the whole ones.
+    /// Small frames that were merged, to be written after the other frames.
     small: BytesMut,
 }
 
@@ -41,7 +41,7 @@ impl Frames {
         }
     }
 
-    /// Returns the first frames, as many as fit into `slices`.
+    /// Fills `slices` with the first frames, for a vectored write.
     pub(super) fn slices<'a, 's>(&'a self, slices: &'s mut [IoSlice<'a>]) -> &'s [IoSlice<'a>] {
         let small = (!self.small.is_empty()).then_some(self.small.as_ref());
         let all = self.whole.iter().map(Bytes::as_ref).chain(small);
@@ -64,7 +64,7 @@ impl Frames {
         first
     }
 
-    /// Removes the first `n` bytes.
+    /// Removes the first `n` bytes, which have been written.
     pub(super) fn advance(&mut self, mut n: usize) {
         while let Some(first) = self.whole.front_mut() {
             let part = n.min(first.len());
@@ -93,7 +93,7 @@ impl Frames {
 mod tests {
     use super::*;
 
-    /// The bytes of the next write.
+    /// Returns the bytes that the next vectored write would contain.
     fn next(frames: &Frames) -> Vec<u8> {
         let mut slices = [IoSlice::new(&[]); 4];
         let next = frames.slices(&mut slices);

@@ -1,10 +1,10 @@
-//! Counting of relayed bytes.
+//! Counting of the bytes that a relay copies.
 
-/// Counts the bytes as they pass.
+/// Counter of relayed bytes, called as they pass.
 pub trait Meter {
-    /// Read from the application (or the first of two sockets or tunnels).
+    /// Counts bytes read from the application (or the first of two sockets or tunnels).
     fn app_sent(&self, bytes: u64);
-    /// Written to the application (or the first of two sockets or tunnels).
+    /// Counts bytes written to the application (or the first of two sockets or tunnels).
     fn app_received(&self, bytes: u64);
 }
 
@@ -13,7 +13,7 @@ impl Meter for () {
     fn app_received(&self, _bytes: u64) {}
 }
 
-/// Meter for the opposite side: bytes read from the first end are what the application receives.
+/// Meter with the sides exchanged: bytes read from the first side are counted as received by the application.
 #[derive(Clone, Copy, Debug)]
 pub struct Reversed<M>(pub M);
 

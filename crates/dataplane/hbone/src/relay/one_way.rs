@@ -1,4 +1,4 @@
-//! From one socket to another.
+//! Relay direction from one socket to another.
 
 use std::{
     io,
@@ -12,17 +12,17 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::ends::{DirectionEnd, Ends, RelayError};
 use crate::scratch;
 
-/// Relay of one direction between two sockets.
+/// Copies one direction between two sockets.
 #[derive(Debug, Default)]
 pub(super) struct OneWay {
-    /// Read but not written yet.
+    /// Bytes that were read but not written yet.
     pending: Bytes,
-    /// The end of data has been read.
+    /// Whether the end of data has been read.
     eof: bool,
 }
 
 impl OneWay {
-    /// Whether bytes of one socket wait until the other accepts them.
+    /// Whether bytes of the source socket wait until the other socket accepts them.
     pub(super) fn bytes_wait(&self) -> bool {
         !self.pending.is_empty()
     }

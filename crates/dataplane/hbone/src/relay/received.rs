@@ -1,7 +1,7 @@
-//! Data received on a stream, until it is passed on.
+//! Data received on a tunnel's stream, until it is passed on.
 //!
-//! Everything received is taken out of HTTP/2 at once: many small frames cost much more there than their
-//! bytes, and more than HTTP/2 allows a connection. The stream's window limits the amount.
+//! Everything received is taken out of HTTP/2 at once: many small frames cost much more there than their bytes, and
+//! more than HTTP/2 allows a connection. The stream's window limits the amount.
 
 use std::task::{Context, Poll};
 
@@ -18,20 +18,20 @@ pub(super) struct Received {
     pub(super) last: StreamEnd,
 }
 
-/// End of the received frames.
+/// How a stream's received data ended, if it did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum StreamEnd {
-    /// More frames follow.
+    /// The stream is open, and more frames may follow.
     #[default]
     Nothing,
-    /// The end of data.
+    /// The peer ended its data (END_STREAM).
     End,
-    /// The stream broke.
+    /// The stream broke, for instance by a reset.
     Break,
 }
 
 impl Received {
-    /// Collects the frames that are available.
+    /// Takes all frames that HTTP/2 has received for the stream.
     pub(super) fn gather(&mut self, cx: &mut Context<'_>, recv: &mut RecvStream, ends: &mut Ends) {
         while self.last == StreamEnd::Nothing {
             match recv.poll_data(cx) {

@@ -1,7 +1,7 @@
-//! Sockets that are reset while the relay has no reason to read from them.
+//! Detects reset sockets while the relay has no reason to read from them.
 //!
-//! Bytes that wait for a peer which does not read keep the relay from reading on, and so from noticing that their
-//! sender has reset its connection. The socket's error is then checked once a second.
+//! While bytes wait for a peer that does not read, the relay does not read from their sender, and so does not notice
+//! that the sender has reset its connection. The socket's error is then checked once a second.
 
 use std::{
     io,
@@ -16,12 +16,12 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-/// Interval of checks of a socket's error while its bytes wait.
+/// Interval of checks of a socket's error while bytes read from it wait.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A byte stream whose failure can be seen without reading or writing.
+/// Byte stream whose failure can be detected without reading or writing.
 pub trait Socket: AsyncRead + AsyncWrite + Unpin {
-    /// The error that has ended the connection, if one has. It is returned once.
+    /// Returns the error that ended the connection (`SO_ERROR`), if there is one; each error is returned once.
     fn failure(&self) -> Option<io::Error> {
         None
     }
@@ -36,12 +36,12 @@ impl Socket for TcpStream {
 #[cfg(test)]
 impl Socket for tokio::io::DuplexStream {}
 
-/// Watches one socket whose bytes wait.
+/// Timer of error checks of one socket while bytes read from it wait.
 #[derive(Debug, Default)]
 pub(super) struct Watch(Option<Pin<Box<Sleep>>>);
 
 impl Watch {
-    /// Ready with the error of a socket that has failed while its bytes wait.
+    /// Completes with the error of a socket that has failed while bytes read from it wait.
     pub(super) fn poll(
         &mut self,
         cx: &mut Context<'_>,

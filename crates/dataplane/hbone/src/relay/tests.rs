@@ -1,4 +1,4 @@
-//! The copy loops over in-memory pipes: ends of data, breaks, slow readers.
+//! Tests of the relay over in-memory pipes: ends of data, broken sides, slow readers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ mod breaks;
 mod stalled;
 mod tunnels;
 
-/// A tunnel between two relays: an application's pipe at each end.
+/// Relays an application's pipe at each end of a tunnel; returns the pipes.
 async fn tunnelled(settings: Settings, pipe: usize) -> (DuplexStream, DuplexStream) {
     let (near, far) = tokio::io::duplex(1 << 20);
     let (server_app, server_side) = tokio::io::duplex(pipe);
@@ -130,7 +130,7 @@ async fn plain_sockets_are_copied_with_half_close() {
     relay.await.unwrap().unwrap();
 }
 
-/// Serves one HTTP/2 connection whose client the test plays itself.
+/// Serves one HTTP/2 connection, whose client the test implements frame by frame.
 fn serving(
     settings: Settings,
 ) -> (

@@ -1,4 +1,4 @@
-//! From the application's socket into the tunnel.
+//! Relay direction from the application's socket to the tunnel.
 
 use std::task::{Context, Poll, ready};
 
@@ -16,15 +16,15 @@ use crate::{
     scratch::{self, SCRATCH},
 };
 
-/// Size of the first reads; grows while reads are full, shrinks when they are not.
+/// Size of the first reads in bytes; it grows while reads are full, and shrinks when they are not.
 const INITIAL_READ_BYTES: usize = 16 << 10;
 
-/// Copies from a socket to a stream, one piece at a time.
+/// Copies from a socket to a tunnel's stream, one piece at a time.
 #[derive(Debug)]
 pub(super) struct Upload {
     /// Bytes that were read, but not yet accepted by HTTP/2.
     pending: Bytes,
-    /// The limit of the next read.
+    /// Maximum size of the next read, in bytes.
     chunk: usize,
     eof: bool,
 }
@@ -40,7 +40,7 @@ impl Default for Upload {
 }
 
 impl Upload {
-    /// Whether bytes of the socket wait for the tunnel's window.
+    /// Whether bytes read from the socket wait for the tunnel's window.
     pub(super) fn bytes_wait(&self) -> bool {
         !self.pending.is_empty()
     }
@@ -89,7 +89,7 @@ impl Upload {
     }
 }
 
-/// Passes the pending bytes to HTTP/2 as its windows allow. An error when the stream is closed.
+/// Passes the pending bytes to HTTP/2 as the peer's windows allow. Fails when the stream is closed.
 pub(super) fn poll_send(
     cx: &mut Context<'_>,
     tunnel: &mut Tunnel,
@@ -121,8 +121,7 @@ fn next_chunk(chunk: usize, read: usize) -> usize {
 /// Error of a stream that accepts no more bytes.
 pub(super) struct Closed;
 
-/// Interprets a closed stream for the direction. `answered`: whether the peer's data has arrived in
-/// full.
+/// Returns how a closed stream ends this direction. `answered`: whether the peer's data has arrived in full.
 pub(super) fn closed(
     cx: &mut Context<'_>,
     send: &mut SendStream<Piece>,

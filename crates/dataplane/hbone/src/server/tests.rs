@@ -1,4 +1,4 @@
-//! Tests of floods of frames: flow control holds them back, or they end only their own connection.
+//! Tests of floods of frames: flow control blocks them, or they end only their own connection.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use tokio::{
 use super::*;
 use crate::{client, relay_tunnel};
 
-/// Memory limit for a connection's useless frames: buffers, and little more.
+/// Maximum memory that useless frames of a connection may take: its buffers, and little more.
 const MEMORY_LIMIT: usize = 4 << 20;
 
-/// Serves one connection; each tunnel's application is a pipe that takes 1000 bytes, and sends "hello".
+/// Serves one connection; the application of each tunnel is a pipe that holds 1000 bytes, and sends "hello".
 fn serving() -> (
     DuplexStream,
     tokio::sync::mpsc::UnboundedReceiver<DuplexStream>,
@@ -57,7 +57,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// CONNECT to 10.0.0.2:80, without Huffman codes or a table.
+/// Builds the header block of a CONNECT to 10.0.0.2:80, without Huffman codes or the dynamic table.
 fn connect_block() -> Vec<u8> {
     let mut block = vec![2, 7];
     block.extend(b"CONNECT");

@@ -1,4 +1,4 @@
-//! Redaction of tokens from access logs and traces, whether or not they have been read.
+//! Redacts tokens from access logs and traces, whether or not the tokens were verified.
 
 use std::borrow::Cow;
 
@@ -12,8 +12,8 @@ use super::{Authentications, without_tokens};
 use crate::token_source::{TokenSource, keep_lines};
 
 impl Authentications {
-    /// Returns a target (path and query) without the parameters that may contain tokens for these
-    /// services; without any parameters if these are unknown.
+    /// Returns a request target (path and query) without the parameters that may contain tokens for these services;
+    /// without any parameters if the locations of tokens are unknown.
     pub fn redacted_target<'a>(
         &self,
         services: &[NamespacedHostname],
@@ -32,8 +32,8 @@ impl Authentications {
         }
     }
 
-    /// Removes the tokens for these services from the headers of a request or a response that are kept for reports.
-    /// Removes all headers if the sources of tokens are unknown.
+    /// Removes the tokens for these services from request or response headers that are kept for access logs and
+    /// traces. Removes all headers if the locations of tokens are unknown.
     pub fn redact_headers(&self, services: &[NamespacedHostname], headers: &mut HeaderMap) {
         let Some(sources) = self.sources(services) else {
             return headers.clear();
@@ -57,7 +57,8 @@ impl Authentications {
         }
     }
 
-    /// Returns the possible sources of tokens; `None` if they are unknown.
+    /// Returns the locations in which requests for these services may have tokens; `None` if a RequestAuthentication
+    /// is not understood, so that they are unknown.
     fn sources(&self, services: &[NamespacedHostname]) -> Option<Vec<&TokenSource>> {
         self.understood(services).ok()?;
         let rules = self.compiled(services).flat_map(|one| &one.rules);

@@ -1,4 +1,4 @@
-//! Forged tokens, and key sets that would accept them.
+//! Tests with forged tokens, and with key sets that would accept them.
 
 use super::*;
 

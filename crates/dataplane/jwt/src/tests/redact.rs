@@ -1,4 +1,4 @@
-//! Redaction of requests that are not authenticated yet, or whose token is forwarded.
+//! Tests of redaction for requests that are not authenticated yet, or whose token is forwarded.
 
 use super::{
     requests::{all, get, object},

@@ -1,4 +1,4 @@
-//! Tests of requests: sources of tokens, their rules, and forwarding.
+//! Tests of requests: locations of tokens, rules that apply to them, and forwarding.
 
 use super::*;
 
@@ -39,7 +39,7 @@ pub(super) fn all(rules: Vec<JwtRule>) -> Authentications {
     all
 }
 
-/// Authenticates a request; returns the subjects of its tokens, or why it is refused.
+/// Authenticates a request; returns the subjects of its tokens, or the reason of the rejection.
 fn authenticate(all: &Authentications, sent: &mut Sent) -> Result<Vec<String>, Denial> {
     let request = RequestParts {
         method: &sent.method,

@@ -1,4 +1,4 @@
-//! Tests of the evaluation of expressions, and of expressions that are refused.
+//! Tests of the evaluation of expressions, and of expressions that are rejected.
 
 use http::HeaderMap;
 

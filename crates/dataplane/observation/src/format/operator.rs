@@ -1,4 +1,4 @@
-//! Envoy's command operators that are supported.
+//! Command operators of Envoy's access-log formats that are supported.
 
 use std::borrow::Cow;
 
@@ -7,7 +7,7 @@ use time::OffsetDateTime;
 
 use crate::{Observation, Wants};
 
-/// Meaning of an operator.
+/// Parsed command operator.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Operator {
     what: What,
@@ -15,23 +15,23 @@ pub(super) struct Operator {
     most: Option<usize>,
 }
 
-/// Value of an operator.
+/// Value of a command operator for one request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Datum<'a> {
     Nothing,
     Number(u64),
-    /// Text of the proxy itself, which needs no escaping.
+    /// Text of the proxy itself, which is not escaped.
     Ours(Cow<'a, str>),
-    /// Text from a peer, which is escaped.
+    /// Text from a peer, which must be escaped.
     Peers(Cow<'a, [u8]>),
 }
 
 #[derive(Clone, Debug, PartialEq)]
 enum What {
     Simple(&'static str),
-    /// A time, in seconds or a form.
+    /// Start time of the request, in a time format.
     StartTime(TimeForm),
-    /// First present header of the list.
+    /// First of these request headers that is present.
     Request(Vec<Name>),
     Response(Vec<Name>),
     Environment(String),
@@ -51,7 +51,7 @@ enum Name {
     Pseudo(&'static str),
 }
 
-/// Operators without arguments.
+/// Command operators that take no arguments.
 const SIMPLE: &[&str] = &[
     "PROTOCOL",
     "RESPONSE_CODE",
@@ -88,7 +88,7 @@ const SIMPLE: &[&str] = &[
 const UNKNOWN: &str = "is no operator that is known here";
 
 impl Operator {
-    /// Parses an operator between two `%`.
+    /// Parses the text of an operator between its two `%`.
     pub(super) fn read(text: &str) -> Result<Self, &'static str> {
         let (name, rest) = match text.split_once('(') {
             Some((name, rest)) => {
@@ -125,7 +125,7 @@ impl Operator {
         Ok(Self { what, most })
     }
 
-    /// Adds the headers that the operator reads.
+    /// Adds the headers that the operator reads to `wants`.
     pub(super) fn wants(&self, wants: &mut Wants) {
         let (names, is_request) = match &self.what {
             What::Request(names) => (names, true),
@@ -143,7 +143,7 @@ impl Operator {
         }
     }
 
-    /// Value for a request.
+    /// Evaluates the operator for a request.
     pub(super) fn datum<'a>(&self, of: &Observation<'a>) -> Datum<'a> {
         let datum = match &self.what {
             What::Simple(name) => simple(name, of),
@@ -279,7 +279,7 @@ fn simple<'a>(name: &str, of: &Observation<'a>) -> Datum<'a> {
     }
 }
 
-/// Returns Envoy's name of the gRPC status.
+/// Returns Envoy's name of the request's gRPC status.
 fn grpc_status(of: &Observation<'_>) -> Option<String> {
     const NAMES: [&str; 17] = [
         "OK",

@@ -1,4 +1,4 @@
-//! Attributes of a request's span.
+//! Tests of the attributes of a request's span.
 
 use http::HeaderMap;
 

@@ -1,4 +1,4 @@
-//! Errors of connecting.
+//! Errors of opening outbound connections.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -10,7 +10,7 @@ use http::{StatusCode, uri::InvalidUri};
 /// Error of connecting to a destination.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The authority is invalid.
+    /// The CONNECT request's authority is invalid.
     #[error("the authority {authority:?} cannot be sent")]
     Authority {
         /// Authority of the CONNECT request.
@@ -22,18 +22,18 @@ pub enum ConnectError {
     /// The tunnel could not be opened.
     #[error(transparent)]
     Tunnel(#[from] TunnelError),
-    /// Failure to open the inner tunnel.
+    /// The inner tunnel could not be opened.
     #[error(transparent)]
     Inner(#[from] InnerError),
-    /// The control plane removed the destination while it was being connected to.
+    /// The control plane removed the destination while the connection to it was being opened.
     #[error("{workload} was removed from the mesh before {addr} accepted the connection")]
     Departed {
-        /// The workload's uid.
+        /// Uid of the removed workload.
         workload: ArcStr,
-        /// Address of the gateway.
+        /// Address that was being connected to.
         addr: SocketAddr,
     },
-    /// Failure to open a tunnel to a waypoint.
+    /// The tunnel to a waypoint could not be opened.
     #[error("cannot connect through the waypoint {waypoint}")]
     Waypoint {
         /// Name of the waypoint.
@@ -42,7 +42,7 @@ pub enum ConnectError {
         #[source]
         source: Box<Self>,
     },
-    /// Failure to open a plain connection.
+    /// The plain TCP connection could not be opened.
     #[error("connection failed: {addr}")]
     Plain {
         /// Address of the peer.
@@ -62,13 +62,13 @@ pub enum PlainError {
     /// The peer refused the connection, or is unreachable.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Timeout of the connection.
+    /// The connection was not established within this time.
     #[error("no answer within {0:?}")]
     Timeout(Duration),
 }
 
 impl ConnectError {
-    /// The status with which the peer refused the tunnel, if it did.
+    /// Returns the HTTP status with which the peer refused the tunnel, if it did.
     pub fn status(&self) -> Option<StatusCode> {
         match self {
             Self::Tunnel(TunnelError::Status(status) | TunnelError::Denied { status, .. }) => {
@@ -79,7 +79,7 @@ impl ConnectError {
         }
     }
 
-    /// Whether the condition may end within seconds: no pod of a waypoint was reachable, or serves yet.
+    /// Whether the error may pass within seconds: no pod of a waypoint was reachable or ready.
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Waypoint { source, .. } => match &**source {
@@ -102,16 +102,16 @@ impl ConnectError {
     }
 }
 
-/// The inner tunnel could not be opened.
+/// Error of opening the inner tunnel.
 #[derive(Debug, thiserror::Error)]
 pub enum InnerError {
-    /// The authority is invalid.
+    /// The inner CONNECT request's authority is invalid.
     #[error("the inner tunnel's authority cannot be sent")]
     Authority(#[from] InvalidUri),
-    /// No connection to the far end.
+    /// The connection to the inner tunnel's server could not be opened.
     #[error(transparent)]
     Dial(#[from] DialError),
-    /// Refusal by the peer.
+    /// The inner tunnel's server refused the CONNECT request.
     #[error(transparent)]
     Tunnel(#[from] TunnelError),
 }

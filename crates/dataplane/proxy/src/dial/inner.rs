@@ -16,7 +16,8 @@ use super::{Dialer, error::InnerError};
 
 const FORWARDED_NETWORK: HeaderName = HeaderName::from_static("x-forwarded-network");
 
-/// Established inner tunnel. Its connection is closed in order when it is dropped, so that the peer sees its end.
+/// Established inner tunnel. Dropping it closes its connection in order, so that the peer receives the end of the
+/// stream.
 #[derive(Debug)]
 pub struct Inner {
     tunnel: Tunnel,
@@ -30,10 +31,12 @@ impl Inner {
 }
 
 impl Dialer {
-    /// Opens a tunnel within `outer`, whose peer is at `addr`. Also returns the verified identity of the far end.
+    /// Opens a tunnel within `outer`, whose peer is at `addr`. Also returns the verified identity of the inner
+    /// tunnel's server.
     ///
     /// # Errors
-    /// When the far end cannot be agreed with, or refuses.
+    ///
+    /// When the inner TLS handshake fails, or the server refuses the tunnel.
     pub async fn inner_tunnel(
         &self,
         outer: Tunnel,

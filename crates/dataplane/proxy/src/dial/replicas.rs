@@ -1,4 +1,4 @@
-//! Tunnels to one of several replicas: pods of a waypoint, or endpoints of a service.
+//! Opens tunnels to one of several replicas: pods of a waypoint, or endpoints of a service.
 //!
 //! A connection fails over from a replica that does not respond, or reports that it cannot serve: no application data
 //! has been sent by then. A connection that a replica has accepted never moves to another one.
@@ -17,10 +17,11 @@ use super::{ConnectError, Dialer};
 const ATTEMPTS: u32 = 3;
 
 impl Dialer {
-    /// Opens a tunnel for `route`, or for the route that `another` finds after the workloads with these uids have
-    /// failed. Also returns the route.
+    /// Opens a tunnel for `route`, or for the route that `another` finds when the workloads with the passed uids have
+    /// failed. Also returns the route that was used.
     ///
     /// # Errors
+    ///
     /// When no replica could be connected to, or one refuses.
     pub async fn replica_tunnel<R>(
         &self,
@@ -68,7 +69,7 @@ impl Dialer {
     }
 }
 
-/// Whether the replica has not accepted the tunnel, and another one may.
+/// Whether the error occurred before the replica accepted the tunnel, and another replica may accept it.
 pub(super) fn is_before_acceptance(error: &ConnectError) -> bool {
     match error {
         ConnectError::Tunnel(TunnelError::Dial(error)) => {
@@ -82,7 +83,7 @@ pub(super) fn is_before_acceptance(error: &ConnectError) -> bool {
     }
 }
 
-/// Returns the tunnel with its route, or the error with the waypoint's name.
+/// Returns the tunnel with its route, or the error with the name of the route's waypoint.
 fn with_route(
     result: Result<Tunnel, ConnectError>,
     route: &HboneRoute,

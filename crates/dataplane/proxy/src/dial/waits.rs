@@ -1,7 +1,7 @@
-//! Connections that wait while no pod of their waypoint serves.
+//! Connections that wait while no pod of their waypoint is ready.
 //!
-//! Meanwhile no application data is read: its first bytes stay in the kernel's buffers. At most [`MAX_WAITING`]
-//! connections of one instance wait; all others, and those whose time is over, fail.
+//! Meanwhile the application's data is not read: its first bytes stay in the kernel's buffers. At most
+//! [`MAX_WAITING`] connections of one instance wait; all others, and those whose time is over, fail.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,16 +11,16 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-/// Maximum time for which a connection waits.
+/// Maximum time for which a connection waits for a pod of its waypoint.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum waiting connections of one instance.
 const MAX_WAITING: usize = 1024;
 /// Initial delay before the waypoint is retried, doubled each time up to [`MAX_RETRY_DELAY`].
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(50);
-/// Maximum delay that a connection experiences after the waypoint's return.
+/// Maximum delay between retries, and thus between the waypoint's return and the connection's success.
 const MAX_RETRY_DELAY: Duration = Duration::from_millis(400);
 
-/// Counts the connections of one instance that wait. Clones share it.
+/// Counter of one instance's connections that wait for a waypoint. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Waits(Arc<Semaphore>);
 
@@ -31,7 +31,7 @@ impl Default for Waits {
 }
 
 impl Waits {
-    /// Creates the wait of one connection, which has not started.
+    /// Creates the wait of one connection, which starts with the first call of `again`.
     pub fn connection(&self) -> Wait {
         Wait {
             waits: self.clone(),
@@ -41,7 +41,7 @@ impl Waits {
     }
 }
 
-/// Wait of one connection.
+/// Wait of one connection for a pod of its waypoint.
 #[derive(Debug)]
 pub struct Wait {
     waits: Waits,

@@ -1,13 +1,15 @@
-//! Number of worker threads.
+//! Number of worker threads, from the environment.
 
 use ambit_rt::{Env, EnvError};
 
 const EXPECTED: &str = "a number of threads, a percentage of the cores such as 50%, or 0 for all";
 
-/// `ZTUNNEL_WORKER_THREADS` (or the mesh's `concurrency`); else by the CPU limit and request.
+/// Returns `ZTUNNEL_WORKER_THREADS` (or the mesh's `concurrency`); without them, a number by the CPU limit and
+/// request.
 ///
 /// # Errors
-/// When a variable cannot be read.
+///
+/// When a variable cannot be parsed.
 pub fn workers(env: &Env, concurrency: Option<u16>) -> Result<usize, EnvError> {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     if let Some(text) = env

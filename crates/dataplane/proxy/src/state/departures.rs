@@ -1,8 +1,8 @@
-//! Connections to removed workloads.
+//! Detects removed workloads, so that connections to them are closed.
 //!
 //! The network namespace of a pod ends with the pod, often before its proxy has sent the last packets: peers of its
-//! connections receive nothing more. The control plane's removal of the record is the signal. Connections to a workload
-//! that is not ready are checked often, since it may be removed soon.
+//! connections receive nothing more. The control plane's removal of the record is the signal. Connections to a
+//! workload that is not ready are checked often, since it may be removed soon.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -12,7 +12,7 @@ use ambit_route::{MeshTable, WorkloadChange};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
-/// Pools of the process, with a signal to check them.
+/// HBONE pools of the process, and the signal that makes tasks check whether their workload is gone.
 #[derive(Debug, Default)]
 pub(super) struct Departures {
     pools: Mutex<Vec<WeakPool>>,
@@ -20,13 +20,13 @@ pub(super) struct Departures {
     gone: watch::Sender<u64>,
 }
 
-/// Workloads of one batch whose connections are affected, by uid, each with whether another workload has its addresses
-/// now.
+/// Workloads of one batch that were removed, moved or changed their health, by uid; the value tells whether another
+/// workload has taken over an address.
 #[derive(Debug, Default)]
 pub(super) struct DepartedWorkloads(HashMap<ArcStr, bool>);
 
 impl DepartedWorkloads {
-    /// Records the workloads whose connections a change affects.
+    /// Records the workloads whose connections one change affects.
     pub(super) fn note(&mut self, table: &MeshTable, change: &WorkloadChange) {
         if let Some(before) = &change.before {
             let is_unchanged = change.after.as_ref().is_some_and(|after| {
@@ -54,14 +54,14 @@ impl DepartedWorkloads {
 }
 
 impl Departures {
-    /// Adds a pool, whose connections to removed workloads are closed while it exists.
+    /// Registers a pool, whose connections to removed workloads are closed until it is dropped.
     pub(super) fn follow(&self, pool: &Pool) {
         let mut pools = self.pools.lock();
         pools.retain(|pool| pool.upgrade().is_some());
         pools.push(pool.downgrade());
     }
 
-    /// Notifies the pools of a batch's workloads after it was applied.
+    /// Notifies the pools of the affected workloads of a batch, after the batch was applied.
     pub(super) fn announce(&self, table: &RwLock<MeshTable>, departed: &DepartedWorkloads) {
         if departed.0.is_empty() {
             return;
@@ -100,7 +100,7 @@ impl Departures {
     }
 }
 
-/// Liveness of the workload with this uid at this address.
+/// Returns whether the workload with this uid still exists at this address, and its health.
 fn liveness(table: &MeshTable, uid: &str, ip: IpAddr) -> Liveness {
     let Some(workload) = table.workload(uid) else {
         return Liveness::Gone;

@@ -1,4 +1,4 @@
-//! Changes of local identities, for fetching certificates.
+//! Watches the identities of local workloads, so that their certificates are fetched and dropped.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,12 @@ use ambit_model::Identity;
 
 use super::SharedState;
 
-/// Change of the identities that need certificates.
+/// Change of the identities that local workloads use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IdentityEvent {
     /// The first captured local workload of an identity appeared: fetch its certificate ahead of use.
     Appeared(Identity),
-    /// The last user is gone, so the certificate can be dropped.
+    /// The last local workload of an identity is gone: its certificate can be dropped.
     Gone(Identity),
 }
 
@@ -32,7 +32,7 @@ pub async fn follow_identities(state: SharedState, mut report: impl FnMut(Identi
     }
 }
 
-/// Difference of two states: of each identity, whether a workload of it is captured.
+/// Returns the events between two sets of local identities, each with whether a captured workload uses it.
 fn difference(
     before: &BTreeMap<Identity, bool>,
     now: &BTreeMap<Identity, bool>,

@@ -1,7 +1,7 @@
 //! On-demand requests to the control plane for records that a connection needs (`XDS_ON_DEMAND`).
 //!
-//! A record that is not received in time is an error, not an absent one: a plain connection to a destination that has a
-//! waypoint or accepts only tunnels must not happen because of a delay.
+//! A record that is not received in time is an error and does not count as absent: a delay must not cause a plain
+//! connection to a destination that has a waypoint or accepts only tunnels.
 
 use std::net::SocketAddr;
 
@@ -14,10 +14,11 @@ use tokio::{
 
 use super::{AddressDemand, LOCAL_WORKLOAD_DEADLINE, SharedState};
 
-/// Maximum on-demand requests for one connection: the service, its waypoint, the waypoint's gateway, and some slack.
+/// Maximum on-demand requests for one connection: the service, its waypoint, the waypoint's gateway, and some
+/// reserve.
 const ROUNDS: usize = 6;
 
-/// No answer arrived before the deadline.
+/// The control plane did not respond before the deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NotAnswered;
 
@@ -51,10 +52,12 @@ impl SharedState {
         self.completed(deadline, || look(&self.table())).await
     }
 
-    /// Returns a route, after requesting its missing records (for instance of waypoints) from the control plane.
+    /// Routes with `look`, after requesting the records that it lacks (for instance of waypoints) from the control
+    /// plane.
     ///
     /// # Errors
-    /// When there is no route, or no answer before the deadline.
+    ///
+    /// When there is no route, or no response before the deadline.
     pub async fn completed(
         &self,
         deadline: Instant,
@@ -74,11 +77,12 @@ impl SharedState {
         look()
     }
 
-    /// Subscribes to a record by its name, one of its addresses (`network/ip`) or, for a service, `namespace/hostname`.
-    /// Does nothing with wildcard subscriptions.
+    /// Subscribes to a record by its name, one of its addresses (`network/ip`) or, for a service,
+    /// `namespace/hostname`. Does nothing with wildcard subscriptions.
     ///
     /// # Errors
-    /// When no answer arrives in time.
+    ///
+    /// When no response arrives in time.
     pub async fn learn(&self, name: String, deadline: Instant) -> Result<(), RouteError> {
         self.ask(name, deadline).await
     }
@@ -89,8 +93,8 @@ impl SharedState {
             .map_err(|NotAnswered| RouteError::NotAnswered { key })
     }
 
-    /// Routes an inbound tunnel before authorization. In on-demand mode, a foreign address is requested from the
-    /// control plane before it is rejected, since its waypoint may be this pod.
+    /// Routes an inbound tunnel before authorization. In on-demand mode, the record of an address that is not the
+    /// pod's is requested from the control plane before the tunnel is rejected, since this pod may be its waypoint.
     pub async fn inbound(
         &self,
         request: &InboundRequest<'_>,

@@ -1,4 +1,5 @@
-//! Notifications, waiting and on-demand requests. Decisions of the table and the policies are tested in their crates.
+//! Tests of notifications, waiting and on-demand requests. The crates of the table and the policies test their
+//! decisions.
 
 use std::time::Duration;
 
@@ -301,7 +302,7 @@ async fn certificates_follow_the_local_identities() {
 
 // === on demand ===
 
-/// Serves on-demand requests with `answer`; `None` means that the resource does not exist.
+/// Serves on-demand requests with the records that `answer` returns; `None` means that the resource does not exist.
 fn serve(
     state: &SharedState,
     mut demands: mpsc::Receiver<AddressDemand>,

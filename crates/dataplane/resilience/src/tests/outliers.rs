@@ -15,7 +15,7 @@ fn policy(outliers: OutlierPolicy) -> DestinationPolicy {
 }
 
 impl Scene {
-    /// Reports these outcomes of requests to an endpoint, and returns the last ejection's duration in seconds.
+    /// Reports outcomes of requests to one endpoint, and returns the last ejection's duration in seconds.
     fn outcomes(&mut self, number: u32, outcomes: &[Outcome]) -> Option<u64> {
         let mut ejected = None;
         for outcome in outcomes {

@@ -1,4 +1,4 @@
-//! Waypoints of endpoints: connections to the endpoint, and connections that reached it.
+//! Tests of endpoints with their own waypoint: routes to them, and connections that reach them.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ fn web() -> Service {
     service("web", &["/10.96.0.9"], &[(80, 8080)])
 }
 
-/// Address and authority of the tunnel from `source` to `dst`.
+/// Returns address and authority of the tunnel from `source` to `dst`.
 fn tunnel(table: &MeshTable, source: &Workload, dst: &str) -> (String, String) {
     match table.outbound(source, addr(dst), &mut rng()).unwrap() {
         Route::Hbone(route) => (route.addr.to_string(), route.authority),

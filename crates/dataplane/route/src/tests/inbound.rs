@@ -1,4 +1,4 @@
-//! Decisions for inbound tunnels.
+//! Tests of the routes of inbound tunnels.
 
 use ambit_model::{AppTunnel, AppTunnelProtocol, WeightedWaypoint};
 

@@ -1,4 +1,4 @@
-//! Decisions for outbound connections.
+//! Tests of the routes of outbound connections.
 
 use std::collections::{BTreeMap, BTreeSet};
 

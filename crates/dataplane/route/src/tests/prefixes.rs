@@ -1,5 +1,5 @@
-//! Prefixes of ServiceEntries do not cover addresses of Services and workloads, and gateways are not resolved by
-//! ServiceEntries of one namespace.
+//! Tests that prefixes of ServiceEntries do not cover addresses of Services and workloads, and that gateways are not
+//! resolved by ServiceEntries of one namespace.
 
 use ambit_model::{NetworkAddress, Visibility};
 

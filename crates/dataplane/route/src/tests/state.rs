@@ -1,4 +1,4 @@
-//! The indices under insertions, changes and removals.
+//! Tests of the table's indices under insertions, changes and removals.
 
 use std::collections::BTreeMap;
 

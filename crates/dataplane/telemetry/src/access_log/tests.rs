@@ -10,7 +10,7 @@ use ambit_rt::logging::{LogFormat, capture};
 
 use super::*;
 
-/// Captured log output.
+/// Writer that captures log output.
 #[derive(Clone, Default)]
 struct Output(Arc<Mutex<Vec<u8>>>);
 

@@ -1,4 +1,4 @@
-//! Bounded queue of events for one reader, which counts the events that did not fit.
+//! Bounded queue of flow events for one reader, which counts the events that were dropped.
 
 use std::{
     collections::VecDeque,
@@ -8,35 +8,34 @@ use std::{
 
 use ambit_flow::{Flow, StreamItem};
 
-/// Maximum queued events, separately for traffic and refusals.
+/// Maximum queued events; the limit applies separately to traffic and to refused connections.
 const MAX_WAITING: usize = 1024;
-/// Number of queued refusals from which on similar ones are counted instead of queued.
+/// Number of queued refusals above which a refusal is counted with a similar one instead of queued.
 const AGGREGATE_FROM: usize = 64;
-/// Number of recent refusals that a new one is compared with, to count similar ones.
+/// Number of recent refusals among which a similar one is searched.
 const MAX_COMPARED: usize = 64;
-/// Maximum events of the data path per second and reader. Further events are sampled evenly over
-/// the second.
+/// Maximum traffic events per second and reader; excess events are dropped evenly over the second.
 const EVENTS_PER_SECOND: f64 = 4_000.0;
-/// Maximum time for which a reader with a full queue may stall.
+/// Time after which a reader with a full queue that reads nothing is disconnected.
 const MAX_STALL: Duration = Duration::from_secs(15);
 
-/// Event queue of one reader.
+/// Queue of flow events for one reader.
 #[derive(Debug)]
 pub(super) struct Queue {
     waiting: VecDeque<(Arc<Flow>, u64)>,
     refusals: usize,
     lost: (u64, u64),
-    /// Events that may be queued now, and the time at which this was computed.
+    /// Number of events that may be queued now, and the time for which it was computed.
     budget: (f64, Instant),
     taken: Instant,
 }
 
-/// Result of adding an event.
+/// Result of adding an event to a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QueueOutcome {
-    /// The event was queued or counted.
+    /// The event was queued, counted with a similar one, or counted as lost.
     Accepted,
-    /// The reader has read nothing for too long.
+    /// The reader must be disconnected, since it has read nothing for [`MAX_STALL`].
     Stalled,
 }
 
@@ -101,7 +100,7 @@ impl Queue {
         is_in_budget
     }
 
-    /// Removes and returns at most `most` events, with the numbers of lost ones.
+    /// Removes and returns at most `most` events, with the numbers of lost events.
     pub(super) fn take(&mut self, most: usize, now: Instant) -> Vec<StreamItem> {
         self.taken = now;
         let taken = self.waiting.drain(..most.min(self.waiting.len()));

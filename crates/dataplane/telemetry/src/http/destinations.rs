@@ -1,5 +1,5 @@
-//! Metrics of outlier detection and circuit breakers at waypoints: series only for services with a
-//! `DestinationRule`, one for each cause. They are removed with the rule.
+//! Metrics of outlier detection and circuit breakers at waypoints. Only services with a `DestinationRule` have
+//! series, one for each cause or limit; they are removed with the rule.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -7,7 +7,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// Metrics of destinations, as described for the module.
+/// Metrics of outlier detection and circuit breakers.
 #[derive(Debug, Default)]
 pub struct DestinationMetrics {
     ejections: Family<EjectionLabels, Counter>,
@@ -40,7 +40,7 @@ impl DestinationMetrics {
         );
     }
 
-    /// Counts an ejected endpoint of a service.
+    /// Counts an endpoint of a service that outlier detection ejected.
     pub fn ejected(&self, service: &str, cause: &'static str) {
         let labels = EjectionLabels {
             destination_service: service.to_owned(),
@@ -49,7 +49,7 @@ impl DestinationMetrics {
         self.ejections.get_or_create(&labels).inc();
     }
 
-    /// Counts a request that exceeded a limit.
+    /// Counts a request that exceeded a circuit breaker's limit.
     pub fn overflowed(&self, service: &str, limit: &'static str) {
         let labels = OverflowLabels {
             destination_service: service.to_owned(),
@@ -58,7 +58,7 @@ impl DestinationMetrics {
         self.overflows.get_or_create(&labels).inc();
     }
 
-    /// Removes the series of a service without a rule, for all possible causes and limits.
+    /// Removes the series of a service that has no rule any more; `causes` and `limits` are all label values.
     pub fn removed(&self, service: &str, causes: &[&'static str], limits: &[&'static str]) {
         let destination_service = service.to_owned();
         for cause in causes {

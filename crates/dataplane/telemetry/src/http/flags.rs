@@ -1,16 +1,15 @@
-//! Envoy's response flags.
+//! Envoy's response flags of requests.
 
 use std::{fmt, ops::BitOr};
 
-/// Response flag of Envoy. A denial by policy has none, as in Envoy; its response-code details name
-/// it.
+/// Response flag of Envoy. A denial by policy has none, as in Envoy; its response-code details name the policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ResponseFlag {
     /// `UH`: no endpoint of the upstream is ready.
     NoHealthyUpstream,
     /// `UF`: connecting to the upstream failed.
     UpstreamConnectionFailure,
-    /// `UO`: a limit on connections or requests to the upstream.
+    /// `UO`: a circuit breaker's limit on connections or requests to the upstream was reached.
     UpstreamOverflow,
     /// `NR`: no route matches.
     NoRoute,
@@ -18,35 +17,35 @@ pub enum ResponseFlag {
     RetryLimitExceeded,
     /// `NC`: the route's backend does not exist.
     NoCluster,
-    /// `DC`: the caller closed the connection.
+    /// `DC`: the downstream closed the connection.
     DownstreamConnectionTermination,
-    /// `UT`: the upstream took too long.
+    /// `UT`: the upstream did not respond within the request timeout.
     UpstreamRequestTimeout,
-    /// `LR`: local reset.
+    /// `LR`: the waypoint reset the stream to the upstream.
     LocalReset,
-    /// `UR`: reset by the upstream.
+    /// `UR`: the upstream reset the stream.
     UpstreamRemoteReset,
     /// `UC`: the upstream closed the connection.
     UpstreamConnectionTermination,
-    /// `UAEX`: denied by an external authorizer.
+    /// `UAEX`: the external authorizer denied the request.
     UnauthorizedExternal,
-    /// `SI`: idle timeout of the stream.
+    /// `SI`: the stream's idle timeout passed.
     StreamIdleTimeout,
-    /// `DPE`: the caller violates HTTP.
+    /// `DPE`: the downstream violated HTTP.
     DownstreamProtocolError,
-    /// `UPE`: the upstream violates HTTP.
+    /// `UPE`: the upstream violated HTTP.
     UpstreamProtocolError,
-    /// `DT`: request timeout exceeded.
+    /// `DT`: the maximum duration of the request passed.
     DurationTimeout,
-    /// `DR`: reset by the caller.
+    /// `DR`: the downstream reset the stream.
     DownstreamRemoteReset,
-    /// `OM`: refused because of overload.
+    /// `OM`: the request was refused because of overload.
     OverloadManager,
-    /// `DI`: delay injected.
+    /// `DI`: fault injection delayed the request.
     DelayInjected,
-    /// `FI`: injected fault.
+    /// `FI`: fault injection aborted the request.
     FaultInjected,
-    /// `RL`: over a rate limit.
+    /// `RL`: the request exceeded a rate limit.
     RateLimited,
     /// `RLSE`: the rate-limit service could not be called.
     RateLimiterServiceError,
@@ -54,7 +53,7 @@ pub enum ResponseFlag {
 
 use ResponseFlag as F;
 
-/// Response flags in the order in which Envoy writes them.
+/// Response flags with their texts, in the order in which Envoy writes them.
 const CODES: [(ResponseFlag, &str); 22] = [
     (F::NoHealthyUpstream, "UH"),
     (F::UpstreamConnectionFailure, "UF"),
@@ -90,7 +89,7 @@ impl ResponseFlags {
         *self = *self | flag;
     }
 
-    /// Returns Envoy's bit mask, `response.flags` in its expressions.
+    /// Returns the flags as Envoy's bit mask, which `response.flags` is in CEL expressions.
     pub fn envoy_bits(self) -> u64 {
         let bit = |flag: ResponseFlag| match flag {
             F::NoHealthyUpstream => 1,

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use prometheus_client::encoding::{MetricEncoder, NoLabelSet};
 
-/// Upper bounds, in milliseconds or bytes.
+/// Upper bounds of the buckets, in milliseconds or bytes.
 const BOUNDS: [f64; 19] = [
     0.5,
     1.0,
@@ -31,7 +31,7 @@ const BOUNDS: [f64; 19] = [
 #[derive(Debug, Default)]
 pub(super) struct Histogram {
     sum: AtomicU64,
-    /// Counts by bucket; the last bucket is beyond all bounds.
+    /// Counts by bucket; the last bucket has the values above all bounds.
     buckets: [AtomicU64; BOUNDS.len() + 1],
 }
 

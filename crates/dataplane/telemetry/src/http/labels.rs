@@ -1,4 +1,4 @@
-//! The label set of request metrics.
+//! Label set of Istio's request metrics.
 
 use std::fmt;
 
@@ -18,12 +18,12 @@ pub enum RequestProtocol {
     /// HTTP of any version.
     #[default]
     Http,
-    /// gRPC with the response's status; invalid statuses count as none.
+    /// gRPC with the response's gRPC status; invalid statuses count as none.
     Grpc(Option<u32>),
 }
 
 impl RequestProtocol {
-    /// The label's value.
+    /// Returns the value of the label `request_protocol`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Http => "http",
@@ -31,7 +31,7 @@ impl RequestProtocol {
         }
     }
 
-    /// Removes values that are not gRPC statuses, since the upstream chooses them freely.
+    /// Removes a number that is not a gRPC status, since the upstream chooses it freely and labels must be bounded.
     fn bounded(self) -> Self {
         match self {
             Self::Grpc(status) => Self::Grpc(status.filter(|status| *status <= 16)),
@@ -40,12 +40,12 @@ impl RequestProtocol {
     }
 }
 
-/// Status code from 100 to 599; zero for other codes, and for requests without a response.
+/// HTTP status from 100 to 599; zero for other codes, and for requests without a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ResponseCode(u16);
 
 impl ResponseCode {
-    /// Converts a code; invalid ones become zero.
+    /// Converts an HTTP status; invalid ones become zero.
     pub fn new(code: u16) -> Self {
         Self(if (100..600).contains(&code) { code } else { 0 })
     }
@@ -57,7 +57,7 @@ impl fmt::Display for ResponseCode {
     }
 }
 
-/// Labels of requests with the same parties and outcome.
+/// Labels of requests with the same source, destination and outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HttpLabels {
     traffic: TrafficLabels,
@@ -69,7 +69,7 @@ pub struct HttpLabels {
 }
 
 impl HttpLabels {
-    /// Creates the labels of a request between these parties, with this outcome.
+    /// Creates the labels of requests with this source, destination and outcome.
     pub fn new(
         traffic: TrafficLabels,
         protocol: RequestProtocol,
@@ -102,7 +102,7 @@ impl HttpLabels {
         self.changed.is_some()
     }
 
-    /// Returns the labels in a family; `None` if it has no such sample.
+    /// Returns the labels with which the series is written in a family; `None` if it has no sample there.
     pub(super) fn of_family(&self, family: TelemetryFamily) -> Option<Vec<(String, String)>> {
         let mut labels = Vec::with_capacity(32);
         // Writing to a list cannot fail.

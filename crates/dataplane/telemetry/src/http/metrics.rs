@@ -28,9 +28,9 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
-/// A series without requests is dropped after this time: several scrapes see its last values first.
+/// Time after which a series without requests is dropped: several scrapes see its last values first.
 const UNUSED_SERIES_TTL: Duration = Duration::from_secs(3600);
-/// Maximum of series; beyond it the longest unused ones are dropped at once.
+/// Maximum series; beyond it the longest unused ones are dropped at once.
 const MAX_SERIES: usize = 20_000;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -49,20 +49,20 @@ struct PolicyLabels {
     policy: String,
 }
 
-/// Outcome of a request that was sent to a mirror as well.
+/// Outcome of a mirrored request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MirrorOutcome {
     /// The mirror responded.
     Answered,
-    /// Mirror that could not be reached, or broke off.
+    /// The mirror could not be reached, or broke off the exchange.
     Failed,
-    /// Mirror that received the body too slowly.
+    /// The mirror received the body too slowly.
     TooSlow,
-    /// Mirror without a response in time.
+    /// The mirror did not respond in time.
     Late,
-    /// Limit of mirrored requests reached; nothing was sent.
+    /// The limit of mirrored requests was reached; nothing was sent.
     Busy,
-    /// Denied by a policy of the mirror's service.
+    /// A policy of the mirror's service denied the request.
     Denied,
 }
 
@@ -74,7 +74,7 @@ struct AuthorizedLabels {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RateLimitLabels {
-    /// Key of the RateLimit, `namespace/name`.
+    /// Name of the RateLimit, `namespace/name`.
     rate_limit: String,
     kind: &'static str,
     outcome: &'static str,
@@ -85,7 +85,7 @@ struct ProviderLabels {
     provider: String,
 }
 
-/// Signal for collectors.
+/// OpenTelemetry signal that is exported to collectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Signal {
     /// Spans of requests.
@@ -94,14 +94,14 @@ pub enum Signal {
     Logs,
 }
 
-/// Outcome of an item for a collector.
+/// Outcome of exporting a span or log record to a collector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExportOutcome {
-    /// Item that the collector took.
+    /// The collector accepted the item.
     Sent,
-    /// The export queue was full.
+    /// The export queue was full, so that the item was dropped.
     Dropped,
-    /// Unreachable collector, or rejected export.
+    /// The collector was unreachable, or rejected the item.
     Failed,
 }
 
@@ -123,7 +123,7 @@ pub struct HttpMetrics {
     principals: Principals,
     refused: Family<ReasonLabels, Counter>,
     dry_run_denied: Family<PolicyLabels, Counter>,
-    /// Metrics of failing endpoints.
+    /// Metrics of outlier detection and circuit breakers.
     pub destinations: DestinationMetrics,
     mirrored: Family<OutcomeLabels, Counter>,
     authorized: Family<AuthorizedLabels, Counter>,
@@ -135,10 +135,10 @@ pub struct HttpMetrics {
 
 #[derive(Debug)]
 struct AllSeries {
-    /// Table of series. Read for each request that ends; written for new labels, and to drop unused
-    /// series.
+    /// Table of series by labels. Locked for reading when a request ends, for writing for new labels, and to drop
+    /// unused series.
     table: RwLock<Table>,
-    /// Series that may be aggregated with others, after they were unused for a while.
+    /// Dropped series whose counts are to be merged into others, since they may have the same labels.
     retired: Retired<HttpLabels, Series>,
     dropped: Counter,
 }
@@ -164,7 +164,7 @@ struct Series {
     request_messages: AtomicU64,
     response_messages: AtomicU64,
     born: Instant,
-    /// Milliseconds from `born` to the last use.
+    /// Milliseconds from `born` to the last use of the series.
     used: AtomicU64,
 }
 
@@ -205,7 +205,7 @@ fn milliseconds(duration: Duration) -> u64 {
 }
 
 impl HttpMetrics {
-    /// Registers all families.
+    /// Creates and registers all families.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         registry.register_collector(Box::new(HttpCollector(metrics.series.clone())));
@@ -258,7 +258,8 @@ impl HttpMetrics {
         metrics
     }
 
-    /// Hides identities from now on: requests that differ only in them share one series.
+    /// Reports every principal label as "unknown" from now on: requests that differ only in principals share one
+    /// series.
     pub fn hide_principals(&self) {
         self.principals.hide();
     }
@@ -279,13 +280,14 @@ impl HttpMetrics {
         self.refused.get_or_create(&ReasonLabels { reason }).inc();
     }
 
-    /// Counts a refusal by an exhausted memory budget: of a connection, a caller, or the process.
+    /// Counts a request that was refused because a memory budget is exhausted; `scope` is the budget's: connection,
+    /// caller or process.
     pub fn memory_refused(&self, reason: &'static str, scope: &'static str) {
         let labels = MemoryLabels { reason, scope };
         self.memory_refused.get_or_create(&labels).inc();
     }
 
-    /// Counts a mirrored request, which does not count as a request.
+    /// Counts a mirrored request, which is not in the request metrics.
     pub fn mirrored(&self, outcome: MirrorOutcome) {
         let outcome = match outcome {
             MirrorOutcome::Answered => "answered",
@@ -300,15 +302,14 @@ impl HttpMetrics {
             .inc();
     }
 
-    /// Counts a call of an external authorizer, by the provider's name; the name is empty if no
-    /// provider could be called.
+    /// Counts an ext_authz check by the provider's name, which is empty if no provider could be called.
     pub fn authorized(&self, provider: &str, outcome: &'static str) {
         let provider = provider.to_owned();
         let labels = AuthorizedLabels { provider, outcome };
         self.authorized.get_or_create(&labels).inc();
     }
 
-    /// Counts a decision of a rate limit, by the object's name; `kind` is `local` or `global`.
+    /// Counts a decision of a RateLimit; `kind` is `local` or `global`.
     pub fn rate_limited(&self, rate_limit: &PolicyKey, kind: &'static str, outcome: &'static str) {
         let labels = RateLimitLabels {
             rate_limit: rate_limit.to_string(),
@@ -318,7 +319,7 @@ impl HttpMetrics {
         self.rate_limited.get_or_create(&labels).inc();
     }
 
-    /// Counts provider responses with header changes that are not allowed.
+    /// Counts header changes in a provider's response that are not allowed.
     pub fn provider_headers_refused(&self, provider: &str, count: u64) {
         if count > 0 {
             let provider = provider.to_owned();
@@ -350,7 +351,7 @@ impl HttpMetrics {
         self.dry_run_denied.get_or_create(&labels).inc();
     }
 
-    /// Removes the series of a deleted policy.
+    /// Removes the series that name a deleted policy.
     pub fn policy_removed(&self, policy: &PolicyKey) {
         let policy = policy.to_string();
         self.dry_run_denied.remove(&PolicyLabels { policy });
@@ -405,7 +406,7 @@ fn make_room(table: &mut Table) -> Vec<(Arc<HttpLabels>, Arc<Series>)> {
     dropped.collect()
 }
 
-/// Families of a series, as they are written on removal.
+/// Metric families of requests, for merging dropped series.
 const FAMILIES: [MergedFamily<HttpLabels, Series>; 6] = [
     MergedFamily {
         written: |labels| labels.of_family(TelemetryFamily::RequestCount),
@@ -437,7 +438,7 @@ fn of_grpc(labels: &HttpLabels, family: TelemetryFamily) -> Option<Written> {
     labels.of_family(family).filter(|_| labels.is_grpc())
 }
 
-/// Writes the families at a scrape.
+/// Collector that encodes the request metrics at a scrape.
 #[derive(Debug)]
 struct HttpCollector(Arc<AllSeries>);
 
@@ -503,7 +504,7 @@ impl Collector for HttpCollector {
 struct Families<'a, 'b> {
     encoder: &'a mut DescriptorEncoder<'b>,
     rows: &'a Rows,
-    /// Whether omitted labels may make several series equal.
+    /// Whether label overrides may give several series the same labels.
     is_changed: bool,
 }
 

@@ -1,11 +1,11 @@
-//! Configured overrides of metrics: disabled families, and removed or added labels.
+//! Configured overrides of metrics (Istio's Telemetry): disabled families, and removed or added labels.
 
 use ambit_model::{ArcStr, TelemetryFamily};
 
-/// Changes of the metrics of some requests or connections.
+/// Overrides of the metric families for some requests or connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Relabel {
-    /// Rules by index in [`TelemetryFamily::ALL`].
+    /// Overrides by index of the family in [`TelemetryFamily::ALL`].
     families: [FamilyRule; TelemetryFamily::ALL.len()],
 }
 
@@ -14,17 +14,16 @@ pub struct Relabel {
 pub struct FamilyRule {
     /// Whether the family is disabled.
     pub disabled: bool,
-    /// Labels, each with the index of its value in [`Changed::values`]; without an index the label
-    /// is removed.
+    /// Overridden labels, each with the index of its value in [`Changed::values`]; `None` removes the label.
     pub labels: Vec<(ArcStr, Option<usize>)>,
 }
 
 /// Label overrides of one request or connection, with their values.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Changed {
-    /// Changes of labels.
+    /// Configured overrides that apply.
     pub relabel: std::sync::Arc<Relabel>,
-    /// Label values by index.
+    /// Values of the added labels, by index.
     pub values: Vec<String>,
 }
 
@@ -34,7 +33,7 @@ fn index(of: TelemetryFamily) -> usize {
 }
 
 impl Relabel {
-    /// Sets the overrides of a family.
+    /// Sets the overrides of one metric family.
     pub fn set(&mut self, of: TelemetryFamily, rule: FamilyRule) {
         if let Some(family) = self.families.get_mut(index(of)) {
             *family = rule;
@@ -43,7 +42,7 @@ impl Relabel {
 }
 
 impl Changed {
-    /// Changes the labels of a family; `None` if it has no such sample.
+    /// Applies the overrides to the labels of a sample in a family; returns `None` if the family is disabled.
     pub(crate) fn apply(
         &self,
         of: TelemetryFamily,

@@ -1,4 +1,4 @@
-//! Record of one finished request, and its access-log line in Istio's default formats.
+//! Record of one finished request or connection, and its access-log line in Istio's default formats.
 
 use std::{
     fmt::{Display, Write as _},
@@ -25,26 +25,26 @@ pub enum AccessLogFormat {
     Json,
 }
 
-/// A finished request or connection; fields of requests are `None` for other protocols than HTTP.
+/// Record of a finished request or connection; fields of requests are `None` for other protocols than HTTP.
 #[derive(Clone, Copy, Debug)]
 pub struct HttpRequestReport<'a> {
     /// Start time of the request.
     pub started: SystemTime,
-    /// Duration up to the last byte of the response.
+    /// Time from the start of the request to the last byte of the response.
     pub duration: Duration,
     /// Method of the request.
     pub method: Option<&'a [u8]>,
-    /// Path and query, as forwarded.
+    /// Path and query, as forwarded to the upstream.
     pub path: Option<&'a [u8]>,
     /// HTTP version, for instance `HTTP/1.1`.
     pub protocol: Option<&'a str>,
-    /// The status that the caller got.
+    /// HTTP status that the downstream received.
     pub response_code: ResponseCode,
     /// Envoy's response flags.
     pub flags: ResponseFlags,
     /// Response-code details, for instance `via_upstream`.
     pub code_details: Option<&'a str>,
-    /// Reason why the waypoint closed the caller's connection, if it did.
+    /// Reason why the waypoint closed the downstream connection, if it did.
     pub termination_details: Option<&'a str>,
     /// Reason why no connection to the upstream could be opened.
     pub upstream_failure: Option<&'a str>,
@@ -52,45 +52,45 @@ pub struct HttpRequestReport<'a> {
     pub request_bytes: u64,
     /// Bytes of the response's body.
     pub response_bytes: u64,
-    /// gRPC messages of the request.
+    /// Number of gRPC messages in the request.
     pub request_messages: u64,
-    /// gRPC messages of the response.
+    /// Number of gRPC messages in the response.
     pub response_messages: u64,
-    /// Duration up to the upstream's response headers.
+    /// Time from the start of the request to the upstream's response headers.
     pub upstream_time: Option<Duration>,
-    /// The header `x-forwarded-for`.
+    /// Value of the header `x-forwarded-for`.
     pub forwarded_for: Option<&'a [u8]>,
-    /// The header `user-agent`.
+    /// Value of the header `user-agent`.
     pub user_agent: Option<&'a [u8]>,
-    /// The header `x-request-id`.
+    /// Value of the header `x-request-id`.
     pub request_id: Option<&'a [u8]>,
     /// Authority of the request.
     pub authority: Option<&'a [u8]>,
-    /// The endpoint's address.
+    /// Address of the upstream endpoint.
     pub upstream_host: Option<SocketAddr>,
     /// Name of the upstream cluster.
     pub upstream_cluster: Option<&'a str>,
-    /// Our address towards the endpoint.
+    /// Local address of the upstream connection.
     pub upstream_local: Option<SocketAddr>,
-    /// Address that the caller called.
+    /// Address that the downstream connected to.
     pub downstream_local: SocketAddr,
-    /// The caller's address.
+    /// Address of the downstream client.
     pub downstream_remote: SocketAddr,
-    /// Server name of TLS passthrough.
+    /// Server name (SNI) of TLS passthrough.
     pub server_name: Option<&'a [u8]>,
-    /// The route's name.
+    /// Name of the route that matched.
     pub route: Option<&'a str>,
-    /// AUDIT policy that matched, if any. An addition to Istio's formats, written only if present.
+    /// AUDIT policy that matched, if any. Not in Istio's formats, and written only if present.
     pub audited_by: Option<&'a str>,
-    /// Host outside of the mesh that the request was sent to, for wildcard hosts and for TLS
-    /// originated by the waypoint. Written only if present.
+    /// Host outside of the mesh that the request was sent to, for wildcard hosts and for TLS that the waypoint
+    /// originates. Written only if present.
     pub remote: Option<&'a str>,
-    /// Identity that the certificate of that host was verified for. Written only if present.
+    /// SAN that the certificate of that host was verified for. Written only if present.
     pub remote_identity: Option<&'a str>,
 }
 
 impl HttpRequestReport<'_> {
-    /// Creates a record with only the times and the client side.
+    /// Creates a record with only the times and the downstream side.
     pub fn new(
         started: SystemTime,
         duration: Duration,
@@ -130,7 +130,7 @@ impl HttpRequestReport<'_> {
         }
     }
 
-    /// Formats the record as a line with a line feed.
+    /// Formats the record as an access-log line, including the line feed.
     pub fn line(&self, format: AccessLogFormat) -> String {
         let mut line = String::with_capacity(512);
         match format {
@@ -253,7 +253,7 @@ fn timestamp(time: SystemTime) -> impl Display {
     })
 }
 
-/// Writer of the fields of a text line; missing values are dashes.
+/// Writes the fields of a text line; missing values are dashes.
 struct Text<'a>(&'a mut String);
 
 impl Text<'_> {
@@ -262,7 +262,7 @@ impl Text<'_> {
         self
     }
 
-    /// Writes a value of our own.
+    /// Writes a value of the waypoint itself, without escaping.
     fn bare(&mut self, value: Option<impl Display>) {
         match value {
             // Writing to a string cannot fail.
@@ -288,7 +288,7 @@ fn present(value: Option<&[u8]>) -> &[u8] {
     value.filter(|value| !value.is_empty()).unwrap_or(b"-")
 }
 
-/// Writer of JSON members; missing values are `null`.
+/// Writes the members of a JSON line; missing values are `null`.
 struct Json<'a> {
     line: &'a mut String,
     has_any: bool,
@@ -307,7 +307,7 @@ impl Json<'_> {
         self.string(key, value.map(str::as_bytes));
     }
 
-    /// Writes a value of our own as a string.
+    /// Writes a value of the waypoint itself as a JSON string, without escaping.
     fn display(&mut self, key: &str, value: Option<impl Display>) {
         self.key(key);
         let _ = match value {

@@ -1,4 +1,4 @@
-//! Traffic metrics as a scrape reads them.
+//! Tests of traffic metrics as a scrape reads them.
 
 use ambit_model::{Identity, Service, TelemetryFamily, Workload};
 use prometheus_client::{encoding::text::encode, registry::Registry};
@@ -289,7 +289,7 @@ fn unused_series_expire_and_those_in_use_stay() {
     assert_eq!(traffic.len(), 1);
 }
 
-/// Checks that sums never decrease: readers would take a decreasing counter for a restart, and its rest for an
+/// Checks that sums never decrease: Prometheus takes a falling counter for a restart, and its whole value for an
 /// increase.
 #[test]
 fn sum_of_series_never_falls_when_one_is_dropped() {

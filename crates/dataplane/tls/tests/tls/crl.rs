@@ -1,4 +1,4 @@
-//! Tests of revocation: at handshakes, of open connections, and of changing files.
+//! Tests of revoked certificates: at handshakes, on open connections, and after changes of the file.
 
 use std::{
     path::PathBuf,

@@ -1,4 +1,4 @@
-//! Tests of accepted and refused peers, in every pair.
+//! Tests of which peers are accepted and refused, for every pair of client and server.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ struct Ended {
     server: Result<Option<Identity>, HandshakeError>,
 }
 
-/// Makes one handshake and sends a byte in each direction.
+/// Performs one handshake and sends a byte in each direction.
 async fn shake(client: Arc<ClientConfig>, server: Arc<ServerConfig>) -> Ended {
     let (near, far) = duplex(64 * 1024);
     let client = async {
@@ -139,7 +139,7 @@ async fn expired_certificates_are_refused_on_both_sides() {
     assert!(ended.client.is_err());
 }
 
-/// A client configuration that accepts any server, as others may have.
+/// Builds a client configuration that accepts any server, as an attacker may have.
 pub(crate) fn client_config(
     cert: Option<&WorkloadCert>,
     versions: &[&'static rustls::SupportedProtocolVersion],

@@ -1,4 +1,4 @@
-//! Tests that damaged bytes of peers cause no panic, and are never accepted as whole.
+//! Tests that damaged bytes from peers cause no panic, and are never accepted.
 
 use std::time::{Duration, SystemTime};
 
@@ -17,7 +17,7 @@ fn id() -> Identity {
     Identity::new("td", "ns", "sa")
 }
 
-/// Changes, truncates or repeats parts of some bytes.
+/// Changes, truncates or repeats parts of a message.
 fn damage(bytes: &[u8], changes: &[(usize, u8)], keep: Option<usize>) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for (place, value) in changes {

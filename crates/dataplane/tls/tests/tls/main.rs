@@ -1,4 +1,4 @@
-//! Handshakes and certificates, against the shared test PKI.
+//! Tests of handshakes and certificates, with the shared test PKI.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "these are tests")]
 
 mod chain;

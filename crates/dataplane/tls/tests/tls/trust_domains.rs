@@ -1,4 +1,5 @@
-//! Trust domains besides the own one: each kind of peer, on both sides of a connection, and changes at run time.
+//! Tests of trust domains other than the mesh's own: each kind of peer, on both sides of a connection, and changes at
+//! run time.
 
 use std::{
     sync::Arc,
@@ -25,8 +26,8 @@ fn id(domain: &str) -> Identity {
     Identity::new(domain, "ns", "peer")
 }
 
-/// Test meshes: the own one, `td`, with the alias `old`; `west` with roots of its own; one more
-/// root of `td`.
+/// Certificates of test meshes: this mesh, `td`, with the alias `old`; `west` with its own root; and another root of
+/// `td`.
 struct Meshes {
     own: Pki,
     further: Pki,
@@ -69,7 +70,7 @@ impl Meshes {
     }
 }
 
-/// Whether `ours` accepts a peer as a client and as the expected server.
+/// Whether `ours` accepts a peer, both as a client and as the expected server.
 async fn accepts(ours: &WorkloadCert, peer: &WorkloadCert, expected: &[Identity]) -> (bool, bool) {
     let (near, far) = duplex(64 * 1024);
     let (_, as_client) = tokio::join!(
@@ -91,7 +92,7 @@ fn is_accepted<T>(outcome: &Result<T, HandshakeError>) -> bool {
     refusal.is_none()
 }
 
-/// Builds client and server configurations of a peer that accepts every other side.
+/// Builds a client configuration with a peer's certificate that accepts any server.
 fn any_server(peer: &WorkloadCert) -> Arc<rustls::ClientConfig> {
     crate::handshake::client_config(Some(peer), &[&rustls::version::TLS13], &[b"h2"])
 }
@@ -181,7 +182,7 @@ async fn calls_of_other_meshes_waypoints_are_refused() {
     }
 }
 
-/// Builds a certificate with several names, and the configuration of a client with it.
+/// Builds a certificate with several SANs; returns the configuration of a client with it, and its root in PEM.
 fn with_names(names: &[&str]) -> (Arc<rustls::ClientConfig>, String) {
     let root_key = KeyPair::generate().unwrap();
     let mut root = CertificateParams::default();

@@ -1,16 +1,16 @@
 //! Authentication challenge of a registry (`WWW-Authenticate`, RFC 9110, 11.6.1).
 
-/// Authentication scheme of a registry.
+/// Authentication scheme that a registry demands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Challenge {
-    /// User and password.
+    /// Basic authentication with user and password.
     Basic,
-    /// A token, which is obtained from an address.
+    /// Bearer token, which a token server (`realm`) issues.
     Bearer { realm: String, service: String },
 }
 
 impl Challenge {
-    /// Returns the first supported challenge, preferring tokens to passwords.
+    /// Parses header values, and returns the first supported challenge, preferring bearer tokens to passwords.
     pub(super) fn of(headers: &[&str]) -> Option<Self> {
         let all: Vec<Self> = headers.iter().flat_map(|text| read(text)).collect();
         let bearer = all.iter().find(|one| **one != Self::Basic);
@@ -18,7 +18,7 @@ impl Challenge {
     }
 }
 
-/// Parses the known challenges of one header.
+/// Parses the supported challenges in one header value.
 fn read(mut text: &str) -> Vec<Challenge> {
     let mut found = Vec::new();
     let mut scheme = String::new();
@@ -64,7 +64,7 @@ fn challenge(scheme: &str, parameters: &mut Vec<(String, String)>) -> Option<Cha
     }
 }
 
-/// Parses a quoted or unquoted value, and returns the rest.
+/// Parses a quoted or unquoted parameter value, and returns it with the rest of the text.
 fn value_of(text: &str) -> Option<(String, &str)> {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find([' ', '\t', ',']).unwrap_or(text.len());

@@ -1,4 +1,4 @@
-//! Credentials of a pull secret (`.dockerconfigjson`) for a registry.
+//! Credentials for a registry from a pull secret (`.dockerconfigjson`).
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::error::OciError;
 
-/// Returns user and password for a repository as an HTTP header: of the entries for its registry
-/// the one with the longest path.
+/// Returns the `Authorization` header for a repository, from the entry of its registry that has the longest matching
+/// path.
 pub(super) fn credentials(
     secret: &[u8],
     registry: &str,
@@ -43,7 +43,7 @@ pub(super) fn credentials(
     Ok(Some(value))
 }
 
-/// Returns the path of an entry, if it is for a registry.
+/// Returns the path of a pull secret's entry, if the entry is for the registry.
 fn path_of<'a>(key: &'a str, registry: &str) -> Option<&'a str> {
     let key = key
         .strip_prefix("https://")

@@ -1,4 +1,4 @@
-//! Tests of image names, layers, and the servers that receive passwords.
+//! Tests of image names, layers, and which servers may receive passwords.
 
 use ambit_egress::Guard;
 use ambit_fetch::Anywhere;
@@ -6,7 +6,7 @@ use ambit_testkit::ScriptedServer;
 
 use super::*;
 
-/// Client that may call servers on this machine.
+/// Builds an HTTP client that may call servers on this machine.
 fn local() -> Client {
     let local = vec!["127.0.0.1/32".parse().unwrap()];
     Client::new(Guard::new(local), "ambit-test")

@@ -1,4 +1,4 @@
-//! Host functions for buffers: bodies, configurations, and responses of calls.
+//! Host functions for buffers: bodies, configurations, and responses to calls.
 
 use bytes::BytesMut;
 use wasmtime::{Caller, Linker};
@@ -95,8 +95,8 @@ fn set(
     Ok(())
 }
 
-/// Replaces a range of a buffer, as Envoy does: at the start nothing is removed for a size of zero, and bytes past the
-/// end are appended.
+/// Replaces a range of a buffer with Envoy's semantics: at the start nothing is removed for a size of zero, and bytes
+/// past the end are appended.
 fn replace(bytes: &mut BytesMut, start: usize, size: usize, with: &[u8]) {
     let start = start.min(bytes.len());
     let end = start.saturating_add(size).min(bytes.len());

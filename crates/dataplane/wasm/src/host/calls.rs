@@ -1,4 +1,4 @@
-//! Host functions for calls and streams: each becomes an effect with a number.
+//! Host functions for HTTP and gRPC calls and streams: each becomes an [`Effect`] with a number.
 
 use std::time::Duration;
 
@@ -161,7 +161,7 @@ fn cancel(host: &mut Host, token: u32) -> Status {
     Status::Ok
 }
 
-/// Closes the module's side of a stream; for a call closes both sides, as Envoy does.
+/// Closes the module's side of a stream; a call is cancelled, as in Envoy.
 fn close(host: &mut Host, token: u32) -> Status {
     let pending = host.calls.get_mut(&token);
     let Some(sending) = pending.and_then(|pending| pending.sending.as_mut()) else {
@@ -265,7 +265,7 @@ impl CallArguments {
     }
 }
 
-/// Counts a call with these parts; fails if the calls or their bytes exceed the limits.
+/// Takes a permit for a call with arguments of these lengths; fails if the calls or their bytes exceed the limits.
 fn outstanding(guest: &mut Guest<'_>, pieces: [(u32, u32); 4]) -> Result<Outstanding, Status> {
     let bytes = pieces.iter().map(|(_, length)| *length as usize).sum();
     let host = guest.host();

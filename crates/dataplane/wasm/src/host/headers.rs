@@ -1,4 +1,4 @@
-//! Host functions for maps of headers and trailers.
+//! Host functions for maps of headers, pseudo-headers and trailers.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use wasmtime::{Caller, Linker};
@@ -13,7 +13,7 @@ use crate::{
     stream::Head,
 };
 
-/// Maximum headers of one map.
+/// Maximum entries of one header map.
 const MAX_HEADERS: usize = 512;
 
 pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
@@ -133,7 +133,7 @@ impl Map<'_> {
         pseudo.chain(headers).collect()
     }
 
-    /// Returns all values of a name joined, as Envoy does.
+    /// Returns all values of a name, joined as Envoy does.
     fn value(&self, name: &[u8]) -> Option<Vec<u8>> {
         let headers = match self {
             Self::Head(head) => {
@@ -155,7 +155,7 @@ impl Map<'_> {
         Some(value)
     }
 
-    /// Returns the bytes of all names and values.
+    /// Returns the total length of all names and values in bytes.
     fn bytes(&self) -> usize {
         let all = self.all().into_iter();
         all.map(|(name, value)| name.len() + value.len()).sum()

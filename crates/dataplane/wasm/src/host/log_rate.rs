@@ -1,10 +1,10 @@
-//! Log limit of an instance: excess lines are dropped, and reported once a second.
+//! Rate limit of an instance's log lines: excess lines are dropped, and their number is logged later.
 
 use std::time::{Duration, Instant};
 
 use crate::limits::MAX_LINES;
 
-/// Log lines of the current second.
+/// Number of log lines in the current second, and of dropped ones.
 #[derive(Debug, Default)]
 pub(crate) struct LogRate {
     began: Option<Instant>,
@@ -12,16 +12,16 @@ pub(crate) struct LogRate {
     dropped: u64,
 }
 
-/// Decision on a log line.
+/// Decision whether a log line is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Line {
-    /// Log line that is written, with the number of dropped ones before it.
+    /// The line is written; the number of lines that were dropped before it.
     Written(u64),
     Dropped,
 }
 
 impl LogRate {
-    /// Counts a line.
+    /// Counts a log line, and decides whether it is written.
     pub(crate) fn line(&mut self, now: Instant) -> Line {
         let is_new = self
             .began

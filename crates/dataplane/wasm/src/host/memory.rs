@@ -5,11 +5,11 @@ use wasmtime::{AsContext as _, AsContextMut as _, Caller, Extern, Memory};
 use super::Host;
 use crate::{abi::Status, limits::MAX_PIECE};
 
-/// Reason why a host function fails.
+/// Reason why a host function cannot return normally.
 pub(crate) enum HostError {
-    /// Status that the module receives.
+    /// Error status that the module receives.
     Status(Status),
-    /// Trap that ends the module.
+    /// Trap, which ends the instance.
     Trap(wasmtime::Error),
 }
 
@@ -19,7 +19,7 @@ impl From<Status> for HostError {
     }
 }
 
-/// Converts a result to the status that the module receives.
+/// Converts a host function's result to the status that the module receives.
 pub(crate) fn answer(result: Result<(), HostError>) -> wasmtime::Result<u32> {
     match result {
         Ok(()) => Ok(Status::Ok as u32),
@@ -28,7 +28,7 @@ pub(crate) fn answer(result: Result<(), HostError>) -> wasmtime::Result<u32> {
     }
 }
 
-/// Calling module with its memory.
+/// Instance that calls a host function, with its linear memory.
 pub(crate) struct Guest<'a> {
     caller: Caller<'a, Host>,
 }
@@ -79,7 +79,7 @@ impl<'a> Guest<'a> {
         Ok(piece(memory.data(self.caller.as_context()), at, length)?.to_vec())
     }
 
-    /// Reads a UTF-8 text from the module's memory.
+    /// Copies a UTF-8 string from the module's memory.
     pub(crate) fn text(&mut self, at: u32, length: u32) -> Result<String, HostError> {
         let bytes = self.copy(at, length)?;
         String::from_utf8(bytes).map_err(|_| HostError::Status(Status::BadArgument))

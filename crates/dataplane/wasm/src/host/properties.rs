@@ -1,5 +1,5 @@
-//! Host functions for properties of a request, by Envoy's names. Headers, the plugin's own name and properties that a
-//! module has set are resolved here; the waypoint resolves all others ([`crate::Facts`]).
+//! Host functions for properties of a request, by Envoy's attribute names. Headers, the plugin's own name and
+//! properties that a module has set are resolved here; the waypoint resolves all others ([`crate::Facts`]).
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -33,7 +33,7 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     Ok(())
 }
 
-/// Splits a path at its zero bytes; some SDKs add one at the end, too.
+/// Splits a property's path at its zero bytes; some SDKs add one at the end, too.
 fn parts(path: &[u8]) -> Result<Vec<&str>, Status> {
     let path = path.strip_suffix(&[0]).unwrap_or(path);
     let parts = path.split(|byte| *byte == 0).map(str::from_utf8);

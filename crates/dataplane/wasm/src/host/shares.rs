@@ -1,4 +1,4 @@
-//! Host functions for metrics, and for data and queues that plugins share.
+//! Host functions for metrics, and for the data and queues that plugins share.
 
 use wasmtime::{Caller, Linker};
 

@@ -1,4 +1,4 @@
-//! State of one instance that the functions of the host read and change: its streams, calls, effects and limits.
+//! State of one instance that host functions read and change: its contexts, calls, effects and limits.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -23,43 +23,43 @@ pub(crate) struct Host {
     pub(crate) metrics: Metrics,
     pub(crate) limits: Limiter,
     pub(crate) streams: BTreeMap<ContextId, Stream>,
-    /// Effective context, on which host functions operate.
+    /// Effective context, which host functions read and change.
     pub(crate) effective: ContextId,
-    /// Response of a call, while the module's callback for it runs.
+    /// Response to a call, while the module's callback for it runs.
     pub(crate) received: Received,
     pub(crate) effects: Vec<Effect>,
-    /// Messages of all streams that the network has not accepted.
+    /// Counter of messages on all streams that the network has not accepted yet.
     pub(crate) unsent: Arc<Unsent>,
-    /// Active calls and streams.
+    /// Calls and streams that are open, by number.
     pub(crate) calls: BTreeMap<u32, Pending>,
-    /// Active calls and streams, and cancelled ones that have not ended.
+    /// Counter of outstanding calls and streams, including cancelled ones that have not ended yet.
     pub(crate) outstanding: Arc<Calls>,
     pub(crate) last_call: u32,
     pub(crate) tick_period: u32,
     /// Contexts that the module has marked as done.
     pub(crate) done: Vec<ContextId>,
-    /// Volume of log output so far.
+    /// Rate limit of the instance's log lines.
     pub(crate) logged: LogRate,
     /// Incomplete log lines of standard output and standard error.
     pub(crate) lines: [Vec<u8>; 2],
 }
 
-/// Active call or stream.
+/// Open call or stream of the module.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    /// Context to which the call belongs.
+    /// Context that made the call.
     pub(crate) context: ContextId,
-    /// Output of a stream.
+    /// Module's side of a stream; `None` for a call.
     pub(crate) sending: Option<Sending>,
 }
 
-/// The module's side of a stream.
+/// State of the module's side of a gRPC stream.
 #[derive(Debug, Default)]
 pub(crate) struct Sending {
     pub(crate) is_ended: bool,
 }
 
-/// Response that host functions read during the callback of a call.
+/// Response to a call, which host functions read during its callback.
 #[derive(Debug, Default)]
 pub(crate) struct Received {
     pub(crate) headers: Head,
@@ -100,7 +100,7 @@ impl Host {
         }
     }
 
-    /// Returns the stream of the effective context.
+    /// Returns the request of the effective context.
     pub(crate) fn stream(&mut self) -> Result<&mut Stream, Status> {
         self.streams
             .get_mut(&self.effective)

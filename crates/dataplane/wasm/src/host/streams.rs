@@ -1,4 +1,4 @@
-//! Host functions that resume, end or respond to requests.
+//! Host functions by which a module resumes, resets or answers requests.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};

@@ -1,4 +1,4 @@
-//! Host functions for the log, the time and the timer, and unimplemented functions.
+//! Host functions for the log, the clock and the timer, and functions that are not implemented.
 
 use std::{
     sync::LazyLock,
@@ -63,13 +63,13 @@ pub(super) fn nanoseconds() -> u64 {
     })
 }
 
-/// Returns monotonic time since an arbitrary moment.
+/// Returns monotonic time since an arbitrary moment, in nanoseconds.
 pub(super) fn monotonic() -> u64 {
     static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
     u64::try_from(BEGAN.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Returns the enabled log level in the ABI's numbering.
+/// Returns the enabled log level, in the ABI's numbering.
 fn log_level() -> u32 {
     if tracing::enabled!(target: "wasm", tracing::Level::TRACE) {
         0
@@ -87,7 +87,7 @@ fn log(mut guest: Guest<'_>, level: u32, at: u32, length: u32) -> Result<(), Hos
     line(host, level, text)
 }
 
-/// Writes a log line of a plugin, unless the plugin exceeds its log rate.
+/// Writes a log line of a plugin, unless the instance exceeds its rate limit.
 pub(super) fn line(host: &mut Host, level: u32, text: &[u8]) -> Result<(), HostError> {
     if level > 5 {
         return Err(Status::BadArgument.into());

@@ -1,5 +1,5 @@
-//! Functions of WASI (preview 1) that language runtimes need to start. There are no files, no sockets and no arguments;
-//! the environment is that of the plugin's configuration, and output goes to the log.
+//! Functions of WASI preview 1 that language runtimes need to start. There are no files, no sockets and no arguments;
+//! the environment comes from the plugin's configuration, and output goes to the log.
 
 use rand::RngCore as _;
 use wasmtime::{Caller, Linker, Module, Val};
@@ -14,21 +14,21 @@ use crate::{
     limits::{MAX_LINE, MAX_PIECE},
 };
 
-/// Import module of the WASI functions.
+/// Wasm import module that contains the WASI functions.
 const WASI: &str = "wasi_snapshot_preview1";
-/// WASI's `ENOTSUP` error.
+/// WASI's error `ENOTSUP`.
 const NOT_SUPPORTED: i32 = 58;
-/// WASI's `EBADF` error.
+/// WASI's error `EBADF`.
 const BAD_DESCRIPTOR: u32 = 8;
-/// Monotonic clock id.
+/// WASI's id of the monotonic clock.
 const MONOTONIC: u32 = 1;
 /// Size of a subscription of `poll_oneoff`, and the maximum number of subscriptions.
 const SUBSCRIPTION: u32 = 48;
 const MAX_POLLED: u32 = 64;
-/// WASI's `EFAULT` error.
+/// WASI's error `EFAULT`.
 const BAD_ADDRESS: u32 = 21;
 
-/// Names of the implemented functions.
+/// Names of the WASI functions that the host implements.
 const NAMES: [&str; 15] = [
     "args_get",
     "args_sizes_get",
@@ -149,7 +149,7 @@ pub(super) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     Ok(())
 }
 
-/// Links the functions of WASI that a module imports and the host does not implement: calls of them fail.
+/// Links stubs for WASI functions that a module imports and the host does not implement; calling them fails.
 pub(crate) fn link_unsupported(linker: &mut Linker<Host>, module: &Module) -> wasmtime::Result<()> {
     for import in module.imports() {
         if import.module() != WASI {
@@ -199,7 +199,7 @@ fn put_both(
     errno(put.and_then(|()| guest.put_number(at, number(second))))
 }
 
-/// Returns the environment as zero-terminated `NAME=value`.
+/// Returns the environment variables as zero-terminated `NAME=value`.
 fn variables(host: &Host) -> Vec<Vec<u8>> {
     let all = host.settings.environment.iter();
     all.map(|(name, value)| format!("{name}={value}\0").into_bytes())
@@ -224,7 +224,7 @@ fn random(mut guest: Guest<'_>, at: u32, length: u32) -> Result<(), HostError> {
 }
 
 /// Implements `poll_oneoff` without blocking: reports clocks as expired, so that a sleeping module polls again until
-/// the timeout of its callback. Files are unsupported.
+/// its callback times out. Files are unsupported.
 fn poll(
     mut guest: Guest<'_>,
     (subscriptions, count): (u32, u32),
@@ -283,7 +283,7 @@ fn write(
     Ok(0)
 }
 
-/// Logs complete lines.
+/// Adds output to standard output or standard error, and logs the lines that are complete.
 fn log(host: &mut Host, place: usize, level: u32, bytes: &[u8]) -> Result<(), HostError> {
     let Some(open) = host.lines.get_mut(place) else {
         return Ok(());

@@ -5,10 +5,10 @@ use wasmtime::{Instance, Store, TypedFunc, WasmParams, WasmResults};
 use super::failure::Failure;
 use crate::host::Host;
 
-/// Parameters of a callback with five numbers.
+/// Parameters of a callback with five 32-bit integers.
 type FiveNumbers = (u32, u32, u32, u32, u32);
 
-/// Callbacks of a module, as described for this crate. Missing ones are not called.
+/// Exported callbacks of a module; missing ones are not called.
 #[derive(Clone)]
 pub(super) struct Callbacks {
     pub(super) initialize: Option<TypedFunc<(), ()>>,

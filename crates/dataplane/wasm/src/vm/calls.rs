@@ -1,5 +1,5 @@
-//! Callbacks for a module's calls and streams: in the plugin's root context, as in Envoy, whichever context made the
-//! call. A module that acts on a request then selects its context.
+//! Callbacks for a module's calls and streams. They run in the plugin's root context, as in Envoy, whichever context
+//! made the call. A module that acts on a request then selects its context.
 
 use super::{Failure, Vm};
 use crate::{
@@ -17,7 +17,8 @@ impl Vm {
     /// Passes the response of a call to the module, unless the module has cancelled the call.
     ///
     /// # Errors
-    /// When the module fails.
+    ///
+    /// When a callback of the module fails.
     pub fn call_ended(
         &mut self,
         token: Token,
@@ -79,10 +80,11 @@ impl Vm {
         ended.map(drop)
     }
 
-    /// Passes an event of a stream to the module; returns false if the module has closed the stream.
+    /// Passes an event of a gRPC stream to the module; returns false if the module has closed the stream.
     ///
     /// # Errors
-    /// When the module fails.
+    ///
+    /// When a callback of the module fails.
     pub fn stream_event(&mut self, token: Token, event: StreamEvent) -> Result<bool, Failure> {
         let calls = &mut self.store.data_mut().calls;
         if !calls.contains_key(&token.0) {

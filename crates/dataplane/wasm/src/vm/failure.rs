@@ -1,39 +1,39 @@
-//! Failures of an instance.
+//! Failures of a module's instance.
 
 use std::time::Duration;
 
 /// Reason why an instance failed or could not start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// Failed start of an instance.
+    /// The instance could not be started.
     #[error("the module cannot be started: {0}")]
     Start(String),
-    /// Module that rejects its configuration.
+    /// The module rejected its configuration, in this callback.
     #[error("the plugin refuses its configuration ({0} returned false)")]
     Configuration(&'static str),
-    /// Instance that trapped.
+    /// A callback trapped.
     #[error("the module trapped in {callback}: {why}")]
     Trapped {
-        /// Name of the running callback.
+        /// Name of the callback.
         callback: &'static str,
         /// Message of the trap.
         why: String,
     },
-    /// Callback that took too long.
+    /// A callback exceeded its timeout.
     #[error("the module took more than {limit:?} in {callback} and was ended")]
     TooLong {
-        /// Name of the running callback.
+        /// Name of the callback.
         callback: &'static str,
-        /// Time limit that the callback exceeded.
+        /// Timeout that the callback exceeded.
         limit: Duration,
     },
-    /// Instance that failed before, in another request.
+    /// The instance had failed before, during another request.
     #[error("the plugin failed before and is not yet started anew")]
     Dead,
 }
 
 impl Failure {
-    /// Reason for metrics.
+    /// Returns the reason for metrics.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Start(_) => "start",

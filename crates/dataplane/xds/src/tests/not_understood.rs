@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A field with number 99 and an empty text.
+/// Encoded field with the unknown number 99 and an empty text.
 const UNKNOWN: [u8; 3] = [0x9a, 0x06, 0];
 
 fn with_unknown(mut resource: Resource) -> Resource {
@@ -11,7 +11,7 @@ fn with_unknown(mut resource: Resource) -> Resource {
     resource
 }
 
-/// Starts a session with published addresses.
+/// Accepts a client, and sends it its first workloads and services.
 async fn begun(control_plane: &mut ControlPlane) -> Session {
     let mut session = control_plane.session().await;
     session.request().await;

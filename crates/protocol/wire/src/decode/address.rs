@@ -1,4 +1,4 @@
-//! Records of workloads and services, `istio.workload.Address`.
+//! Decodes records of workloads and services, `istio.workload.Address`.
 
 use ambit_model as model;
 use prost::Message;
@@ -6,7 +6,7 @@ use prost::Message;
 use super::error::{DecodeError, Refusal};
 use crate::{unknown::ISTIO_WORKLOAD_ADDRESS, workload as wire};
 
-/// A WDS record.
+/// WDS record of a workload or a service.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AddressRecord {
     /// Record of a workload.

@@ -1,9 +1,7 @@
-//! A delta response whose resources stay undecoded slices of the received message until each is
-//! decoded on its own.
+//! Delta response whose resources stay undecoded slices of the received message until each is decoded on its own.
 //!
-//! A first push of a large mesh is tens of megabytes; decoding all of it at once takes several times
-//! that memory. Here only one decoded record exists at a time, and a record that is not valid protobuf
-//! affects no other.
+//! A first push of a large mesh is tens of megabytes; decoding all of it at once takes several times that memory.
+//! Here only one decoded record exists at a time, and a record that is not valid protobuf affects no other.
 
 use bytes::Bytes;
 use prost::Message;
@@ -11,20 +9,20 @@ use prost::Message;
 use super::error::{DecodeError, Refusal};
 use crate::discovery::DeltaDiscoveryRequest;
 
-/// Path of the gRPC method.
+/// Path of the gRPC method of delta xDS.
 pub const DELTA_PATH: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
 
-/// Codec that decodes responses to [`LeanDeltaResponse`].
+/// gRPC codec that decodes responses as [`LeanDeltaResponse`].
 pub type DeltaCodec = tonic_prost::ProstCodec<DeltaDiscoveryRequest, LeanDeltaResponse>;
 
-/// `envoy.service.discovery.v3.DeltaDiscoveryResponse`, resources undecoded.
+/// `envoy.service.discovery.v3.DeltaDiscoveryResponse` with undecoded resources.
 #[derive(Clone, PartialEq, Message)]
 pub struct LeanDeltaResponse {
     /// Encoded `Resource` messages.
     #[prost(bytes = "bytes", repeated, tag = "2")]
     pub resources: Vec<Bytes>,
-    /// The stream's resource type.
+    /// Type URL of the resources.
     #[prost(string, tag = "4")]
     pub type_url: String,
     /// Nonce to echo in the acknowledgement.
@@ -38,7 +36,7 @@ pub struct LeanDeltaResponse {
 /// `envoy.service.discovery.v3.Resource` with an undecoded value.
 #[derive(Clone, PartialEq, Message)]
 pub struct LeanResource {
-    /// Opaque version, which the client sends when it reconnects.
+    /// Opaque version of the resource, which the client sends when it reconnects.
     #[prost(string, tag = "1")]
     pub version: String,
     #[prost(message, optional, tag = "2")]
@@ -58,13 +56,13 @@ struct LeanAny {
 }
 
 impl LeanResource {
-    /// Decodes one resource of a response.
+    /// Decodes the envelope of one resource, without its value.
     pub fn read(bytes: Bytes) -> Result<Self, DecodeError> {
         Self::decode(bytes)
             .map_err(|source| DecodeError::new("resource", Refusal::Malformed(source)))
     }
 
-    /// Returns the encoded record.
+    /// Returns the encoded record in the resource.
     pub fn value(&self) -> Bytes {
         self.resource
             .as_ref()

@@ -1,8 +1,8 @@
-//! Error of a record that is refused: its field and the reason.
+//! Error of a record that cannot be decoded: its field and the reason.
 
 use ambit_model as model;
 
-/// Error of a record that is refused: the field and the reason.
+/// Error of a record that cannot be decoded: the field and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {reason}")]
 pub struct DecodeError {
@@ -10,7 +10,7 @@ pub struct DecodeError {
     reason: Refusal,
 }
 
-/// Reason why a field is refused.
+/// Reason why a field cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("not the protobuf message it should be: {0}")]
@@ -58,7 +58,7 @@ impl DecodeError {
         Self::new(field, Refusal::Missing)
     }
 
-    /// Returns the path of the refused field.
+    /// Returns the path of the field that cannot be decoded.
     pub fn field(&self) -> &'static str {
         self.field
     }

@@ -1,4 +1,4 @@
-//! Conversions of fields that records of several types share.
+//! Decodes fields that records of several types have.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use prost::Message;
 use super::error::{DecodeError, Refusal};
 use crate::workload as wire;
 
-/// Converts an address of 4 or 16 bytes; an IPv4-mapped one becomes IPv4.
+/// Converts an IP address of 4 or 16 bytes; an IPv4-mapped one becomes IPv4.
 pub(crate) fn ip(field: &'static str, bytes: &[u8]) -> Result<IpAddr, DecodeError> {
     let ip = match (<[u8; 4]>::try_from(bytes), <[u8; 16]>::try_from(bytes)) {
         (Ok(four), _) => IpAddr::from(four),
@@ -19,7 +19,7 @@ pub(crate) fn ip(field: &'static str, bytes: &[u8]) -> Result<IpAddr, DecodeErro
     Ok(ip.to_canonical())
 }
 
-/// Converts a prefix; one of IPv4-mapped addresses becomes the IPv4 prefix.
+/// Converts an IP prefix; one of IPv4-mapped addresses becomes the IPv4 prefix.
 pub(crate) fn prefix(field: &'static str, bytes: &[u8], length: u32) -> Result<IpNet, DecodeError> {
     let too_long = || DecodeError::new(field, Refusal::PrefixLength(length));
     let address = ip(field, bytes)?;
@@ -38,17 +38,17 @@ pub(crate) fn prefix(field: &'static str, bytes: &[u8], length: u32) -> Result<I
         .map_err(|_| too_long())
 }
 
-/// Converts a port number.
+/// Converts a port number; 0 to 65535 are valid.
 pub(crate) fn port(field: &'static str, port: u32) -> Result<u16, DecodeError> {
     u16::try_from(port).map_err(|_| DecodeError::new(field, Refusal::Port(port)))
 }
 
-/// Converts the number of an enum's value.
+/// Converts the number of an enum's value; unknown numbers are errors.
 pub(crate) fn known<T: TryFrom<i32>>(field: &'static str, value: i32) -> Result<T, DecodeError> {
     T::try_from(value).map_err(|_| DecodeError::new(field, Refusal::UnknownValue(value)))
 }
 
-/// Decodes the extension with a name; `None` without such an extension.
+/// Decodes the extension with this name; `None` if there is none.
 pub(super) fn extension<M: Message + Default>(
     field: &'static str,
     extensions: &[wire::Extension],
@@ -66,7 +66,7 @@ pub(super) fn extension<M: Message + Default>(
         .map_err(|source| DecodeError::new(field, Refusal::Malformed(source)))
 }
 
-/// Converts the ports of a service with their target ports.
+/// Converts the ports of a service to a map from service port to target port.
 pub(super) fn port_map(
     field: &'static str,
     ports: &[wire::Port],
@@ -109,7 +109,7 @@ pub(super) fn gateway(
     })
 }
 
-/// Returns the text, or the default of Istio's contract for an empty one.
+/// Returns the text, or Istio's default for the field if the text is empty.
 pub(super) fn or_default(text: String, default: &str) -> model::ArcStr {
     if text.is_empty() {
         default.into()

@@ -1,7 +1,7 @@
 //! Decodes `istio.security.Authorization`.
 //!
-//! Nothing may be ignored here: a source address that is dropped widens an ALLOW, a match without a
-//! value narrows a DENY. Such a policy is refused, and comes with a fail-closed substitute.
+//! Nothing may be ignored here: a source address that is dropped widens an ALLOW, a match without a value narrows a
+//! DENY. A policy that is not understood in full is rejected, and replaced by a fail-closed substitute.
 
 use ambit_model::{self as model, PolicyKey};
 use ipnet::IpNet;
@@ -14,17 +14,18 @@ use super::{
 };
 use crate::{security as wire, unknown::ISTIO_SECURITY_AUTHORIZATION};
 
-/// Decodes an `istio.security.Authorization` in full: one with a field that this build does not know is
-/// refused.
+/// Decodes an `istio.security.Authorization` in full: fields that this build does not know are errors.
 pub fn authorization(bytes: &[u8]) -> Result<model::Authorization, DecodeError> {
     let policy: wire::Authorization = whole("authorization", &ISTIO_SECURITY_AUTHORIZATION, bytes)?;
     policy.try_into()
 }
 
-/// Decodes the policy that was sent under a name (`namespace/name`).
+/// Decodes the policy with a resource name (`namespace/name`).
 ///
 /// # Errors
-/// When it is not understood in full; with a deny-all of its name and scope, see [`model::Authorization::substitute`].
+///
+/// When the policy is not understood in full; the error contains its deny-all substitute, see
+/// [`model::Authorization::substitute`].
 pub fn policy(
     name: &str,
     bytes: &[u8],
@@ -43,7 +44,7 @@ pub fn policy(
     })
 }
 
-/// Scope of a policy and its dry-run flag, decoded without the rest.
+/// Scope and dry-run flag of a policy, decoded without its rules.
 #[derive(Message)]
 struct Outline {
     #[prost(string, tag = "1")]
@@ -56,8 +57,8 @@ struct Outline {
     dry_run: bool,
 }
 
-/// Builds the substitute of a policy. If its scope is unreadable, the namespace of its name is used, and without a
-/// namespace the whole mesh. A record without a name gives no scope.
+/// Builds the fail-closed substitute of a policy. If its scope is unreadable, the namespace of its name is used, and
+/// without a namespace the whole mesh. A record without a name gives no scope.
 fn substitute(key: PolicyKey, bytes: &[u8], why: model::ArcStr) -> model::Authorization {
     let named = |outline: &Outline| key.name == outline.name && key.namespace == outline.namespace;
     let outline = Outline::decode(bytes).ok().filter(named);
@@ -116,7 +117,7 @@ fn scope(value: i32) -> Result<model::Scope, DecodeError> {
     })
 }
 
-/// Refuses extensions: in a policy, one may be a condition.
+/// Rejects extensions: in a policy, one may be a condition.
 fn no_extensions(field: &'static str, extensions: &[wire::Extension]) -> Result<(), DecodeError> {
     match extensions.first() {
         Some(extension) => Err(DecodeError::new(

@@ -99,8 +99,7 @@ fn weighted_waypoint(from: wire::WeightedWaypoint) -> Result<model::WeightedWayp
     })
 }
 
-/// Application protocols that ports declare. A protocol of a later version, which this build cannot understand, counts
-/// as none.
+/// Returns the application protocols that ports declare. A protocol that this build does not know counts as none.
 fn app_protocols(ports: &[wire::Port]) -> Result<BTreeMap<u16, model::AppProtocol>, DecodeError> {
     use wire::AppProtocol as Wire;
     let mut protocols = BTreeMap::new();
@@ -118,7 +117,7 @@ fn app_protocols(ports: &[wire::Port]) -> Result<BTreeMap<u16, model::AppProtoco
     Ok(protocols)
 }
 
-/// Reads Ambit's extension for session affinity; other extensions are ignored.
+/// Decodes Ambit's extension for session affinity; other extensions are ignored.
 fn session_affinity(extensions: &[wire::Extension]) -> Result<bool, DecodeError> {
     const FIELD: &str = "service.extensions[ambit.io/session-affinity]";
     let affinity: Option<ambit::SessionAffinity> =

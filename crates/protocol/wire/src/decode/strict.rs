@@ -1,4 +1,4 @@
-//! Decoding of records of which nothing may be ignored, and substitutes of those that are not understood.
+//! Decodes records in which nothing may be ignored, and substitutes for records that are not understood.
 
 use ambit_model::{self as model, PolicyKey};
 use prost::Message;
@@ -6,30 +6,30 @@ use prost::Message;
 use super::error::{DecodeError, Refusal};
 use crate::unknown;
 
-/// Record that is not understood in full.
+/// Error of a record that is not understood in full, with its substitute.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{error}")]
 pub struct NotUnderstood<T> {
-    /// Field that is not understood.
+    /// Error that names the field which is not understood.
     pub error: DecodeError,
-    /// Record that replaces the invalid one; `None` if its last good version stays.
+    /// Record that replaces the rejected one; `None` if its last good version remains in force.
     pub substitute: Option<Substitute<T>>,
 }
 
-/// Record that replaces one that could not be decoded.
+/// Record that replaces a record which is not understood in full.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Substitute<T> {
-    /// Contents of the record.
+    /// Contents of the substitute.
     pub record: Box<T>,
-    /// Effect on traffic, for logs.
+    /// Effect of the substitute on traffic, for logs.
     pub effect: &'static str,
-    /// Whether the record is a policy, whose substitute denies; a client may be set to keep the last good version
-    /// instead.
+    /// Whether the record is a policy, whose substitute denies; a client may be configured to keep the last good
+    /// version instead.
     pub is_policy: bool,
 }
 
 impl<T> NotUnderstood<T> {
-    /// Error of a record whose last good version stays.
+    /// Creates the error of a record whose last good version remains in force.
     pub(crate) fn without_substitute(error: DecodeError) -> Self {
         Self {
             error,
@@ -45,7 +45,7 @@ impl<T> NotUnderstood<T> {
     }
 }
 
-/// Decodes a message in full: one with a field that this build does not know is refused.
+/// Decodes a message in full: fields that this build does not know are errors.
 pub(crate) fn whole<M: Message + Default>(
     field: &'static str,
     schema: &'static unknown::Message,
@@ -68,8 +68,8 @@ pub(crate) fn whole<M: Message + Default>(
     }
 }
 
-/// Returns the record if it has the name (`namespace/name`) under which it was sent, else its substitute under that
-/// name.
+/// Returns the record if its contents have the name (`namespace/name`) under which it was sent, otherwise the
+/// substitute for that name.
 pub(crate) fn under_own_name<T>(
     name: &str,
     field: &'static str,

@@ -1,4 +1,4 @@
-//! Round trips through [`crate::encode`], and records that are refused.
+//! Tests of round trips through [`crate::encode`], and of records that are rejected.
 
 use std::net::IpAddr;
 
@@ -441,7 +441,7 @@ fn a_policy_that_would_lose_a_part_is_refused() {
 
 #[test]
 fn what_is_unknown_in_a_policy_is_found_at_any_depth() {
-    /// Encoded field with number 99 and an empty text.
+    /// Encoded field with the unknown number 99 and an empty text.
     const UNKNOWN: [u8; 3] = [0x9a, 0x06, 0];
     let nested = |message: &[u8], field: u8| {
         let length = u8::try_from(message.len()).unwrap();

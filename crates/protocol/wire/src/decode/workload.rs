@@ -129,9 +129,8 @@ fn application_tunnel(from: wire::ApplicationTunnel) -> Result<model::AppTunnel,
     })
 }
 
-/// Reads Ambit's extension for a waypoint of endpoints; other extensions are ignored. An unreadable one refuses the
-/// workload: without it
-/// traffic would bypass the waypoint.
+/// Decodes Ambit's extension for a waypoint of endpoints; other extensions are ignored. If it is unreadable, the
+/// workload is rejected: without the extension traffic would bypass the waypoint.
 fn endpoint_waypoint(
     extensions: &[wire::Extension],
 ) -> Result<Option<model::EndpointWaypoint>, DecodeError> {

@@ -1,5 +1,4 @@
-//! Authentication of requests by JSON web tokens. An object that is not understood in full has a substitute that refuses
-//! everything.
+//! Codec of RequestAuthentications. The substitute of one that is not understood in full rejects every request.
 
 use ambit_model::{self as model, PolicyKey};
 use prost::Message;
@@ -45,7 +44,7 @@ impl RecordCodec for model::Authentication {
     }
 }
 
-/// Target of an object, decoded without the rest.
+/// Targets of a RequestAuthentication, decoded without the rest.
 #[derive(Message)]
 struct Outline {
     #[prost(bool, tag = "3")]

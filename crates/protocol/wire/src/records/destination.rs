@@ -1,4 +1,5 @@
-//! Treatment of the endpoints of a service: connections, TLS, load balancing, ejection.
+//! Codec of services' traffic policies (`DestinationRule`): connection limits, TLS, load balancing, outlier
+//! detection.
 
 mod encode;
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Plugins. One that is not understood in full has a substitute that is not run, and fails as far as the plugin does.
+//! Codec of Wasm plugins. The substitute of one that is not understood in full does not run; requests are handled as
+//! if the plugin had failed.
 
 use ambit_model::{self as model, PolicyKey};
 use prost::Message;
@@ -76,7 +77,7 @@ fn extension(from: wire::WaypointExtension) -> Result<model::WaypointExtension, 
     })
 }
 
-/// Target of a plugin and its failure mode, decoded without the rest.
+/// Targets and failure mode of a Wasm plugin, decoded without the rest.
 #[derive(Message)]
 struct Outline {
     #[prost(message, repeated, tag = "4")]

@@ -1,4 +1,4 @@
-//! Settings of a waypoint.
+//! Codec of a waypoint's settings.
 
 use ambit_model::{self as model, GatewayName};
 use prost::Message as _;

@@ -1,4 +1,4 @@
-//! Filters of HTTP routes.
+//! Codec of filters in HTTP routes.
 
 use std::time::Duration;
 

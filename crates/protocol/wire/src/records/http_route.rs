@@ -1,4 +1,4 @@
-//! Routes of requests, within the services that have them.
+//! Codec of HTTP routes, which the records of services contain.
 
 use std::time::Duration;
 

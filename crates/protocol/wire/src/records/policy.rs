@@ -1,5 +1,5 @@
-//! Policies of requests. One that is not understood in full has a substitute that denies everything that it is attached
-//! to, as far as that can be read, else everything.
+//! Codec of layer 7 authorization policies. The substitute of one that is not understood in full denies every request
+//! for its targets, as far as these can be decoded, otherwise every request.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ impl RecordCodec for model::HttpPolicy {
     }
 }
 
-/// Target of a policy and its dry-run flag, decoded without the rest.
+/// Targets and dry-run flag of a policy, decoded without the rest.
 #[derive(Message)]
 struct Outline {
     #[prost(bool, tag = "3")]

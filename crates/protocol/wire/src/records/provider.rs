@@ -1,4 +1,4 @@
-//! Providers that decide about requests, within the policies that name them.
+//! Codec of external authorization providers, which the records of policies contain.
 
 use std::time::Duration;
 

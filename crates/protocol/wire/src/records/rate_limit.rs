@@ -1,5 +1,5 @@
-//! Rate limits. One that is not understood in full has a substitute that decides nothing: requests to its targets pass
-//! or fail by its `failOpen`.
+//! Codec of rate limits. The substitute of one that is not understood in full evaluates no limit: requests for its
+//! targets pass or fail by its `failOpen`.
 
 use std::time::Duration;
 
@@ -136,7 +136,7 @@ fn entry(from: wire::LimitEntry) -> Result<(model::ArcStr, model::LimitValue), D
     Ok((from.key.into(), value))
 }
 
-/// Target of a limit and its failure mode, decoded without the rest.
+/// Targets and failure mode of a rate limit, decoded without the rest.
 #[derive(Message)]
 struct Outline {
     #[prost(bool, tag = "3")]

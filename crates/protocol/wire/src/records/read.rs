@@ -1,4 +1,4 @@
-//! Decodings that records have in common.
+//! Decoding functions that several record types use.
 
 use ambit_model as model;
 
@@ -27,13 +27,13 @@ pub(super) fn optional(text: String) -> Option<model::ArcStr> {
     (!text.is_empty()).then(|| text.into())
 }
 
-/// Part of a resource's name that follows the Gateway.
+/// Returns the part of a resource name that follows the Gateway's name.
 pub(super) fn object_part(name: &str) -> &str {
     name.splitn(3, '/').nth(2).unwrap_or(name)
 }
 
-/// Returns the targets of an object's substitute, and whether it applies to the whole gateway, which is also the case
-/// if no service is readable.
+/// Returns the services to which a record's substitute applies, and whether it applies to the whole waypoint, as it
+/// does if no service can be decoded.
 pub(super) fn targets(
     for_gateway: bool,
     services: Vec<workload::NamespacedHostname>,

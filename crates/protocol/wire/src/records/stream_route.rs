@@ -1,4 +1,4 @@
-//! Routes of connections (TCP, TLS), within the services that have them.
+//! Codec of TCP and TLS routes, which the records of services contain.
 
 use ambit_model as model;
 

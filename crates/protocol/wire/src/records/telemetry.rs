@@ -1,4 +1,4 @@
-//! Telemetry of requests: traces, access logs, metrics.
+//! Codec of telemetry settings: traces, access logs, metrics.
 
 #[cfg(test)]
 mod tests;

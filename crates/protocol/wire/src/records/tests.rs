@@ -1,4 +1,4 @@
-//! Round trips of records, and records that are refused.
+//! Tests of waypoint records' round trips, and of records that are rejected.
 
 use std::{sync::Arc, time::Duration};
 

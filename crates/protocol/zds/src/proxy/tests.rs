@@ -1,4 +1,4 @@
-//! Tests of the proxy's side, request by request and in every order.
+//! Tests of the node proxy's side, request by request and in random order.
 
 use ambit_model::PodName;
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use super::*;
 
 type Effects = Vec<ProxyEffect<u32>>;
 
-/// A proxy and its agent.
+/// Node proxy's state with a simulated agent.
 struct Pair {
     proxy: ProxySide<u32>,
     now: Instant,
@@ -111,7 +111,7 @@ impl Pair {
     }
 }
 
-/// Returns the generation of the only requested start.
+/// Returns the generation of the only start among the effects, which must be in this namespace.
 fn started_by(effects: &Effects, in_netns: u32) -> Generation {
     let mut starts = effects.iter().filter_map(|effect| match effect {
         ProxyEffect::Start {

@@ -1,4 +1,4 @@
-//! The registry against real proxy sides: rollouts, silence, refusals, every order.
+//! Tests of the registry with real proxy states: rollouts, timeouts, refusals, random orders of events.
 
 use std::collections::VecDeque;
 
@@ -8,16 +8,16 @@ use proptest::prelude::*;
 use super::*;
 use crate::{ProxyEffect, ProxyEvent, ProxySide};
 
-/// A node: the agent's registry, and real proxies on the other ends of its connections.
+/// Node with the agent's registry, and real proxy states at the other ends of its connections.
 struct Node {
     registry: Registry<u32>,
     now: Instant,
     proxies: BTreeMap<u64, ProxySide<u32>>,
-    /// Records in flight to a proxy.
+    /// Requests in flight to each proxy.
     wires: BTreeMap<u64, VecDeque<(Request, Option<u32>)>>,
-    /// Proxies that do not respond.
+    /// Proxies that do not process requests.
     stuck: BTreeSet<u64>,
-    /// Proxies that cannot start pods.
+    /// Proxies that cannot start pods' instances.
     failing: BTreeSet<u64>,
     delivered: BTreeMap<u64, Result<(), DeliverError>>,
     closed: BTreeMap<u64, CloseReason>,
@@ -112,7 +112,7 @@ impl Node {
         self.event(RegistryEvent::Closed(ConnectionId(id)));
     }
 
-    /// Makes one proxy process a record; false if none is waiting.
+    /// Lets one proxy process a request; returns false if none is in flight.
     fn work(&mut self, id: u64) -> bool {
         if self.stuck.contains(&id) {
             return false;

@@ -1,4 +1,4 @@
-//! Servers that redirect, refuse, and violate HTTP.
+//! Tests with servers that redirect, refuse, and violate HTTP.
 
 use ambit_egress::ConnectError;
 use ambit_testkit::ScriptedServer;
@@ -6,7 +6,7 @@ use ambit_testkit::ScriptedServer;
 use super::*;
 use crate::Anywhere;
 
-/// Client that may call servers on this machine.
+/// Builds a client that may call servers on this machine.
 fn local() -> Client {
     Client::new(guard(), "ambit-test")
 }
@@ -23,7 +23,7 @@ fn get<'a>(url: &'a str, headers: &'a [(HeaderName, HeaderValue)]) -> Get<'a> {
     }
 }
 
-/// Redirects to the URL in a path below `/to/`.
+/// Builds the response to a path below `/to/`: a redirect to the URL in it.
 fn redirects(path: &str) -> String {
     match path.strip_prefix("/to/") {
         Some(to) => format!("307 There\r\nlocation: http://{to}"),
@@ -54,7 +54,7 @@ async fn forbidden_addresses_are_not_called_by_redirects_either() {
     }
 }
 
-/// Admission of one address.
+/// Admission that permits only one address.
 #[derive(Debug)]
 struct Only(IpAddr);
 

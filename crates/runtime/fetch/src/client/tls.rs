@@ -1,4 +1,4 @@
-//! TLS with servers that the system's certificate authorities vouch for.
+//! TLS to servers whose certificates chain to the system's trust store.
 
 use std::sync::Arc;
 
@@ -13,10 +13,11 @@ use crate::error::FetchError;
 pub(super) struct Tls(Arc<Mutex<Option<Arc<ClientConfig>>>>);
 
 impl Tls {
-    /// Returns a connector.
+    /// Returns a TLS connector.
     ///
     /// # Errors
-    /// If the system has no certificate authorities. They are read again by the next call.
+    ///
+    /// When the system has no trust store; the next call reads it again.
     pub(super) fn connector(&self) -> Result<TlsConnector, FetchError> {
         let mut config = self.0.lock();
         let config = match &*config {

@@ -1,4 +1,4 @@
-//! Tests of a registry with metrics of each kind, decoded with OpenTelemetry's own messages.
+//! Tests of metrics of each type, decoded with OpenTelemetry's own messages.
 
 use std::{
     sync::atomic::AtomicU64,

@@ -1,4 +1,4 @@
-//! Tests of OpenTelemetry's variables.
+//! Tests of settings from OpenTelemetry's environment variables.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! A program that exports its metrics.
+//! Program that exports its metrics, for the tests.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use prost::Message as _;
 
 use crate::scripted::DEADLINE;
 
-/// Builds a registry with metrics of each kind that programs have.
+/// Builds a registry with metrics of each type that programs have.
 fn registry() -> Registry {
     let mut registry = Registry::default();
     let calls = Family::<[(String, String); 2], Counter>::default();
@@ -57,7 +57,7 @@ impl Program {
         }
     }
 
-    /// Returns the response that Prometheus gets.
+    /// Returns the metrics as Prometheus scrapes them.
     pub(crate) async fn scrape(&self) -> String {
         let mut request = Request::new(Bytes::new());
         *request.uri_mut() = "/metrics".parse().unwrap();
@@ -71,7 +71,7 @@ impl Program {
         self.until(text, |scrape| scrape.contains(text)).await;
     }
 
-    /// Waits until a counter with a name and labels is above zero.
+    /// Waits until the counter with a name and labels is above zero.
     pub(crate) async fn counts(&self, counter: &str) {
         let zero = format!("{counter} 0\n");
         let is_counted = |scrape: &str| scrape.contains(counter) && !scrape.contains(&zero);
@@ -90,7 +90,7 @@ impl Program {
     }
 }
 
-/// Counter of the messages that the collector accepted.
+/// Counter of the export requests that the collector accepted.
 pub(crate) const SENT: &str = "ambit_otlp_exports_total{signal=\"metrics\",outcome=\"sent\"}";
 
 pub(crate) fn decoded(body: &[u8]) -> ExportMetricsServiceRequest {

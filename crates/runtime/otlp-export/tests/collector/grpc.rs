@@ -1,4 +1,4 @@
-//! Exports to a gRPC collector.
+//! Tests of exports to a gRPC collector.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Request, Response};

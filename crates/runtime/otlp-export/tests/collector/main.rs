@@ -1,4 +1,4 @@
-//! Exports to scripted collectors over real connections.
+//! Tests of exports to scripted collectors over real connections.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! Exports of metrics over HTTP, also to collectors that reject them.
+//! Tests of metrics exported over HTTP, also to collectors that reject them.
 
 use std::time::Duration;
 

@@ -8,7 +8,7 @@ use opentelemetry_proto::tonic::{
     metrics::v1::{metric::Data, number_data_point::Value as Number},
 };
 
-/// Lines of all samples, in no particular order.
+/// Returns the lines of all samples, in no particular order.
 pub(crate) fn text(message: &ExportMetricsServiceRequest) -> String {
     let mut text = String::new();
     let scopes = message

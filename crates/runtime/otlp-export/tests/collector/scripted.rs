@@ -1,5 +1,4 @@
-//! Collector with scripted replies over HTTP/1.1, without an HTTP library, so that it logs nothing
-//! itself.
+//! Collector with scripted responses over HTTP/1.1, written without an HTTP library, so that it logs nothing itself.
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -11,10 +10,10 @@ use tokio::{
     sync::mpsc,
 };
 
-/// Deadline of every wait.
+/// Timeout of every wait in the tests.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Reaction of the collector to a request.
+/// How the scripted collector handles a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reply {
     /// Responds with 200.
@@ -23,7 +22,7 @@ pub(crate) enum Reply {
     TakeAndClose,
     /// Responds with this status and headers, without a body.
     Status(&'static str),
-    /// No response at all.
+    /// Reads the request and sends no response.
     Hang,
     /// Responds with 200 and an endless body.
     Endless,
@@ -35,7 +34,7 @@ pub(crate) enum Reply {
     Garbage,
 }
 
-/// A request that the collector has read.
+/// Request that the collector has received.
 #[derive(Debug)]
 pub(crate) struct Received {
     /// Request line and headers, in lower case.
@@ -72,7 +71,7 @@ impl Collector {
         Self { address, received }
     }
 
-    /// Returns the next request.
+    /// Returns the next request that the collector received.
     pub(crate) async fn next(&mut self) -> Received {
         let next = tokio::time::timeout(DEADLINE, self.received.recv()).await;
         next.expect("a request in time").unwrap()
@@ -132,7 +131,7 @@ async fn endless(stream: &mut TcpStream, head: &[u8], more: &[u8]) -> std::io::R
     }
 }
 
-/// Reads a request with a length.
+/// Reads a request that has a `content-length`.
 async fn request(stream: &mut TcpStream, bytes: &mut Vec<u8>) -> Option<Received> {
     loop {
         let end = bytes.windows(4).position(|four| four == b"\r\n\r\n");

@@ -1,4 +1,4 @@
-//! Collectors over TLS.
+//! Tests of exports to collectors over TLS.
 
 use std::{io::Write as _, sync::Arc};
 
@@ -15,7 +15,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::fixture::{Program, SENT};
 
-/// Serves requests over TLS with a certificate of its own; returns the endpoint and the certificate.
+/// Starts a collector with a self-signed certificate over TLS; returns its endpoint and the certificate.
 async fn collector(name: &str) -> (String, String) {
     let key = KeyPair::generate().unwrap();
     let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
@@ -50,7 +50,7 @@ async fn collector(name: &str) -> (String, String) {
     (format!("https://localhost:{port}"), certificate.pem())
 }
 
-/// Writes a certificate authority to a file.
+/// Writes a root certificate to a temporary file.
 fn file(pem: &str) -> tempfile::NamedTempFile {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(pem.as_bytes()).unwrap();

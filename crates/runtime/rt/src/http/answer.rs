@@ -1,4 +1,4 @@
-//! Responses of handlers, and query parameters.
+//! Builds responses for handlers, and parses query parameters.
 
 use std::{
     convert::Infallible,
@@ -19,13 +19,13 @@ pub type Body = Either<Full<Bytes>, UnsyncBoxBody<Bytes, Infallible>>;
 /// Response of a handler.
 pub type Response = http::Response<Body>;
 
-/// Returns a response with a content type.
+/// Builds a response with a status, content type and body.
 pub fn respond(status: u16, content_type: &'static str, body: impl Into<Bytes>) -> Response {
     let body = Either::Left(Full::new(body.into()));
     with_body(status, content_type, body)
 }
 
-/// Returns a response whose body is streamed from a channel until its sender is dropped.
+/// Builds a response whose body is streamed from a channel until its sender is dropped.
 pub fn stream(status: u16, content_type: &'static str, chunks: mpsc::Receiver<Bytes>) -> Response {
     let body = Either::Right(Chunks(chunks).boxed_unsync());
     with_body(status, content_type, body)
@@ -42,7 +42,7 @@ fn with_body(status: u16, content_type: &'static str, body: Body) -> Response {
     response
 }
 
-/// Streamed body of chunks.
+/// Response body that streams chunks from a channel.
 struct Chunks(mpsc::Receiver<Bytes>);
 
 impl hyper::body::Body for Chunks {
@@ -58,17 +58,17 @@ impl hyper::body::Body for Chunks {
     }
 }
 
-/// Response in plain text.
+/// Builds a response with plain text.
 pub fn text(status: u16, body: impl Into<Bytes>) -> Response {
     respond(status, "text/plain; charset=utf-8", body)
 }
 
-/// Returns a response with JSON on one line.
+/// Builds a response with JSON on one line.
 pub fn json<T: Serialize + ?Sized>(status: u16, value: &T) -> Response {
     encoded(status, serde_json::to_vec(value))
 }
 
-/// Returns a response with indented JSON.
+/// Builds a response with indented JSON.
 pub fn json_pretty<T: Serialize + ?Sized>(status: u16, value: &T) -> Response {
     encoded(status, serde_json::to_vec_pretty(value))
 }
@@ -83,12 +83,12 @@ fn encoded(status: u16, body: serde_json::Result<Vec<u8>>) -> Response {
     }
 }
 
-/// Response with status 404.
+/// Builds a response with status 404.
 pub fn not_found() -> Response {
     text(404, "not found\n")
 }
 
-/// Returns 405 with the allowed methods.
+/// Builds a response with status 405 and the header `Allow`.
 pub fn method_not_allowed(allow: &'static str) -> Response {
     let mut response = text(405, format!("use {allow}\n"));
     response

@@ -1,10 +1,10 @@
-//! Log levels over HTTP (`POST /logging`).
+//! Reads and changes log levels over HTTP (`POST /logging`).
 
 use super::{Request, Response, method_not_allowed, query_parameter, text};
 use crate::logging::LogHandle;
 
 impl LogHandle {
-    /// Serves `POST /logging`: `?level=info,scope=debug`, `?reset`, or without a query to show the filter.
+    /// Responds to `POST /logging`: `?level=info,scope=debug`, `?reset`, or without a query to show the filter.
     pub fn respond(&self, request: &Request) -> Response {
         if request.method() != http::Method::POST {
             return method_not_allowed("POST");

@@ -1,4 +1,4 @@
-//! The admin server against malformed, slow and silent peers.
+//! Tests of the admin server with malformed, slow and silent peers.
 
 use crate::testing::within;
 use tokio::{

@@ -1,8 +1,8 @@
-//! Memory limit of the process from its cgroups, of either version.
+//! Memory limit of the process from its cgroups (v1 and v2).
 
 use std::{fs, path::Path};
 
-/// Smallest value that means no limit in cgroup v1; no machine has this much memory.
+/// Smallest value in cgroup v1 that means no limit; no machine has this much memory.
 const NO_LIMIT: u64 = 1 << 60;
 
 /// Returns the smallest memory limit of the process's cgroups in bytes; `None` if there is none.
@@ -11,7 +11,8 @@ pub fn memory() -> Option<u64> {
     smallest(Path::new("/sys/fs/cgroup"), &own)
 }
 
-/// Reads the limits below `root` of the cgroups that `own` lists, as `/proc/self/cgroup` does, and of those above them.
+/// Returns the smallest limit of the cgroups below `root` that `own` lists in the format of `/proc/self/cgroup`, and
+/// of their parents.
 fn smallest(root: &Path, own: &str) -> Option<u64> {
     let of_line = |line: &str| {
         // hierarchy-ID:controllers:path

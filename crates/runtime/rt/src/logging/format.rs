@@ -1,5 +1,5 @@
-//! Formatting of an event's fields. Any field may contain a peer's text: control characters are escaped, so that one
-//! event is one line.
+//! Formats the fields of a log event. Any field may contain a peer's text: control characters are escaped, so that
+//! one event is one line.
 
 use std::fmt::{self, Write as _};
 
@@ -7,10 +7,10 @@ use tracing::field::{Field, Visit};
 
 use crate::ErrorChain;
 
-/// Maximum length of a value in bytes; longer ones are truncated.
+/// Maximum length of a field's value in bytes; longer ones are truncated.
 pub(super) const MAX_VALUE: usize = 4096;
 
-/// Collects fields as `key=value`.
+/// Formats the fields of an event as `key=value`.
 #[derive(Debug)]
 pub(super) struct TextFields {
     pub(super) message: String,
@@ -18,7 +18,7 @@ pub(super) struct TextFields {
 }
 
 impl TextFields {
-    /// Creates an empty list with capacity for the fields of a connection.
+    /// Creates a formatter whose buffer has room for the fields of a connection's log line.
     pub(super) fn new() -> Self {
         Self {
             message: String::with_capacity(64),
@@ -73,7 +73,7 @@ impl Visit for TextFields {
     }
 }
 
-/// Collects fields as members of a JSON object, `,"key":value` each.
+/// Formats the fields of an event as members of a JSON object, `,"key":value` each.
 #[derive(Debug, Default)]
 pub(super) struct JsonFields {
     pub(super) message: String,
@@ -129,7 +129,7 @@ impl Visit for JsonFields {
     }
 }
 
-/// A string as JSON.
+/// Encodes a string as JSON.
 pub(super) fn json_string(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_default()
 }

@@ -1,7 +1,8 @@
-//! Log records as values, for a receiver beside standard output ([`RecordSink`]), such as an exporter to a collector.
+//! Log records as values, for a receiver in addition to standard output ([`RecordSink`]), such as an exporter to a
+//! collector.
 //!
-//! A receiver logs, too, and so do the libraries that it sends by. What a task logs under [`unrecorded`] goes to standard
-//! output alone: otherwise each export would make records to export.
+//! A receiver logs, too, and so do the libraries with which it sends. Logs of a future under [`unrecorded`] go to
+//! standard output alone: otherwise each export would create records to export.
 
 use std::{
     cell::Cell,
@@ -22,44 +23,44 @@ use tracing_subscriber::{Layer, layer};
 use super::format::{MAX_VALUE, cut};
 use crate::ErrorChain;
 
-/// Target of the lines of [`super::write_line`]: access logs that have a format of their own.
+/// Log target of the lines of [`super::write_line`]: access logs that are already formatted.
 const LINE_TARGET: &str = "access";
-/// Longest body of a line with a format of its own, in bytes; longer ones are cut.
+/// Maximum length of such a line in a record, in bytes; longer ones are truncated.
 const MAX_LINE_BYTES: usize = 32 * 1024;
-/// Start of the targets of the DNS resolver, whose own tasks are outside of [`unrecorded`].
+/// Prefix of the log targets of the DNS resolver, whose own tasks are outside of [`unrecorded`].
 const RESOLVER_TARGETS: &str = "hickory_";
 
-/// Structured log record.
+/// Log record: time, level, target, message and fields.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogRecord {
     /// Time of the record.
     pub time: SystemTime,
     /// Severity of the record.
     pub level: Level,
-    /// Part of the program that logged it: the scope of its line on standard output.
+    /// Log target: the module that logged, which is the scope of its line on standard output.
     pub target: &'static str,
     /// Text of the message.
     pub message: String,
-    /// Names and values of its fields.
+    /// Names and values of the record's fields.
     pub fields: Vec<(&'static str, FieldValue)>,
 }
 
 /// Value of a record's field.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FieldValue {
-    /// A text, at most a few KiB long.
+    /// String of at most a few KiB.
     Text(String),
-    /// A whole number.
+    /// Integer value of a field.
     Integer(i64),
     /// Floating-point value of a field.
     Float(f64),
-    /// A truth value.
+    /// Boolean value of a field.
     Bool(bool),
 }
 
-/// Receiver of log records, called by whoever logs: it must neither wait nor log.
+/// Receiver of log records. Called on the thread that logs, so it must neither wait nor log.
 pub trait RecordSink: fmt::Debug + Send + Sync {
-    /// Receives a record.
+    /// Receives one log record.
     fn record(&self, record: LogRecord);
 }
 
@@ -69,7 +70,7 @@ thread_local! {
 }
 
 pin_project_lite::pin_project! {
-    /// Future of [`unrecorded`].
+    /// Future whose log records are passed to no receiver, see [`unrecorded`].
     struct Unrecorded<F> {
         #[pin]
         future: F,
@@ -85,7 +86,7 @@ impl<F: Future> Future for Unrecorded<F> {
     type Output = F::Output;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        /// Restores the former state, after a panic too.
+        /// Guard that restores the previous value of [`IS_UNRECORDED`], also after a panic.
         struct Restore(bool);
         impl Drop for Restore {
             fn drop(&mut self) {
@@ -97,7 +98,7 @@ impl<F: Future> Future for Unrecorded<F> {
     }
 }
 
-/// Passes a custom-formatted line to a receiver.
+/// Passes a line that is already formatted to a receiver of records.
 pub(super) fn record_line(sink: &dyn RecordSink, line: &str) {
     let line = line.trim_end_matches('\n');
     let cut = line.get(..line.floor_char_boundary(MAX_LINE_BYTES));
@@ -110,7 +111,7 @@ pub(super) fn record_line(sink: &dyn RecordSink, line: &str) {
     });
 }
 
-/// Layer of `tracing-subscriber` that hands events to a receiver.
+/// Layer of `tracing-subscriber` that passes events to a receiver of records.
 #[derive(Debug)]
 pub(super) struct RecordLayer(pub(super) Arc<dyn RecordSink>);
 
@@ -132,7 +133,7 @@ impl<S: Subscriber> Layer<S> for RecordLayer {
     }
 }
 
-/// Collects an event's fields.
+/// Collects the fields of an event for a record.
 #[derive(Debug, Default)]
 struct Fields {
     message: String,
@@ -185,7 +186,7 @@ impl Visit for Fields {
     }
 }
 
-/// A text of at most [`MAX_VALUE`] bytes.
+/// Text that is truncated to [`MAX_VALUE`] bytes.
 #[derive(Debug, Default)]
 struct BoundedText(String);
 

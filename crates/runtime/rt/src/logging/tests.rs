@@ -1,4 +1,4 @@
-//! Log lines in both formats, levels, and an output that is stuck.
+//! Tests of log lines in both formats, of levels, and of an output that blocks.
 
 use std::sync::Mutex;
 
@@ -18,7 +18,7 @@ impl io::Write for Output {
     }
 }
 
-/// Runs `work` with logging of its own; returns the lines, without their times.
+/// Runs `work` with its own logging; returns the lines, without their times.
 fn logged(format: LogFormat, filter: &str, work: impl FnOnce(&LogHandle)) -> Vec<String> {
     let output = Output::default();
     let queue = LineQueue::start(output.clone()).unwrap();
@@ -203,7 +203,7 @@ fn a_stuck_output_costs_lines_not_time() {
 
 #[test]
 fn the_writer_ends_with_its_last_queue() {
-    /// Signals when it is dropped.
+    /// Value that signals when it is dropped.
     struct Tells(std::sync::mpsc::Sender<()>);
     impl io::Write for Tells {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -227,7 +227,7 @@ fn the_writer_ends_with_its_last_queue() {
     receiver.recv_timeout(Duration::from_secs(20)).unwrap();
 }
 
-/// Collects the records that it receives.
+/// Receiver that collects log records.
 #[derive(Debug, Default)]
 struct Records(Mutex<Vec<LogRecord>>);
 
@@ -237,7 +237,7 @@ impl RecordSink for Records {
     }
 }
 
-/// Runs `work` with a receiver of records; returns them and the lines of standard output.
+/// Runs `work` with a receiver of records; returns the records and the lines of standard output.
 fn recorded(filter: &str, work: impl FnOnce()) -> (Vec<LogRecord>, String) {
     let (output, records) = (Output::default(), Arc::new(Records::default()));
     let queue = LineQueue::start(output.clone()).unwrap();

@@ -1,8 +1,8 @@
-//! Bounded buffer between logging threads and the writer's thread.
+//! Bounded buffer between logging threads and the thread that writes the lines.
 //!
-//! Lines are appended to one buffer under a lock held for a copy; the writer swaps the whole buffer for its empty one,
-//! and then pauses for a moment. So a burst costs few system calls and wake-ups, which would cost the logging threads
-//! more than the lines, and no memory when idle.
+//! Lines are appended to one buffer under a lock held for a copy; the writer swaps the whole buffer for its empty
+//! one, and then pauses for a moment. So a burst costs few system calls and wake-ups, which would cost the logging
+//! threads more than the lines, and no memory when idle.
 
 use std::{
     io,
@@ -21,7 +21,7 @@ const MAX_RETAINED_BYTES: usize = 64 * 1024;
 /// Maximum time for which lines are batched after a write; the first line after a pause is written at once.
 const BATCH_DELAY: Duration = Duration::from_millis(10);
 
-/// Queue of lines for the output. Clones share it; the writer ends with the last clone.
+/// Queue of log lines for the output. Clones share it; the writer's thread ends with the last clone.
 #[derive(Clone, Debug)]
 pub(super) struct LineQueue(Arc<Owner>);
 
@@ -31,9 +31,9 @@ struct Owner(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Signals lines to write, or the end of all clones.
+    /// Wakes the writer for lines to write, or when the last clone is dropped.
     wake: Condvar,
-    /// Signals that lines were written.
+    /// Notifies waiting tasks that lines were written.
     written: Condvar,
 }
 
@@ -41,12 +41,12 @@ struct Shared {
 struct State {
     buffer: Vec<u8>,
     dropped: u64,
-    /// Bytes accepted and bytes written so far.
+    /// Number of bytes accepted so far.
     accepted: u64,
     written: u64,
     /// Whether the writer waits for a line.
     idle: bool,
-    /// Number of tasks that wait for their lines to be written.
+    /// Number of threads that wait for their lines to be written.
     hurry: usize,
     closed: bool,
 }
@@ -115,7 +115,7 @@ impl<'a> MakeWriter<'a> for LineQueue {
     }
 }
 
-/// Writer that queues one complete line.
+/// Writer that queues each write as one complete line.
 #[derive(Debug)]
 pub(super) struct Line<'a>(&'a LineQueue);
 

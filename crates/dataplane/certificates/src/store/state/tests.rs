@@ -1,4 +1,4 @@
-//! Tests of the order and times of fetches, with a fake clock.
+//! Tests of the order and times of fetches, with a simulated clock.
 
 use super::*;
 
@@ -44,7 +44,7 @@ impl Run {
         self.on(Event::Request(id(name), priority))
     }
 
-    /// Advances to the next wake-up; returns how far that was.
+    /// Advances the clock to the next wake-up; returns the time until it, and the effects.
     fn wake(&mut self) -> (Duration, Vec<Eff>) {
         let wake = self.state.next_wake().expect("something to come");
         let waited = wake - self.now;
@@ -318,13 +318,13 @@ fn stale_response_after_resubscription_is_ignored() {
     );
 }
 
-/// Events of a few identities, and the passing of time.
+/// Event of one of a few identities, or passing of time.
 #[derive(Clone, Debug)]
 enum Step {
     Request(u8, Priority),
     Forget(u8),
     Expired(u8),
-    /// The oldest fetch in flight ends: with a certificate, a refusal, or without a response.
+    /// Ends the oldest fetch in flight: with a certificate, a rejection, or without a response.
     End(Option<bool>),
     Pass(u32),
 }

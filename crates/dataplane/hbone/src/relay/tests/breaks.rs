@@ -1,4 +1,4 @@
-//! Tests that a broken side is passed on as a reset, after the bytes before it.
+//! Tests that a broken side is passed on as a reset, after the bytes that it sent before.
 
 use std::{
     pin::Pin,
@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 const AUTHORITY: &str = "10.0.0.2:80";
 
-/// A relay of `app` to a scripted server, which has accepted the tunnel. Returns `app`, still open.
+/// Starts a relay of `app` to a scripted server, which has accepted the tunnel. Returns `app`, still open.
 async fn relaying<A>(
     app: A,
 ) -> (
@@ -62,7 +62,7 @@ where
     (peer, open, relay)
 }
 
-/// Whether the pipe has neither bytes nor an end to read.
+/// Whether the pipe has neither bytes nor an end of data to read.
 fn is_silent(pipe: &mut DuplexStream) -> bool {
     let mut buffer = [0; 16];
     let mut buffer = ReadBuf::new(&mut buffer);
@@ -71,7 +71,7 @@ fn is_silent(pipe: &mut DuplexStream) -> bool {
         .is_pending()
 }
 
-/// Bytes that an application sent before its connection was reset.
+/// Application whose connection was reset after it sent these bytes.
 struct Crashed(&'static [u8]);
 
 impl Socket for Crashed {}

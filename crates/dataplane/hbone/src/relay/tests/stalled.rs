@@ -1,4 +1,4 @@
-//! Tunnels whose readers have stopped, beside others on the same connection.
+//! Tests that tunnels with stalled readers do not block others on the same connection.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use tokio::{
 
 use super::*;
 
-/// Number of stalled streams of a hundred on a connection.
+/// Number of stalled streams on a connection of a hundred.
 const STALLED: usize = 99;
-/// Bytes sent beside the stalled streams: more than the initial window of the connection.
+/// Bytes sent on the stream that is not stalled: more than the initial window of the connection.
 const RELAYED_BYTES: usize = 24 << 20;
 const LONG: Duration = Duration::from_secs(20);
 
-/// A connection with `STALLED` tunnels and one more; both ends of each, the client's first.
+/// Opens `STALLED` tunnels and one more on a connection; returns client and server side of each.
 async fn hundred() -> Vec<(Tunnel, Tunnel)> {
     let (near, far) = tokio::io::duplex(1 << 20);
     let (accepted, mut tunnels) = mpsc::unbounded_channel();
@@ -40,7 +40,7 @@ async fn hundred() -> Vec<(Tunnel, Tunnel)> {
     all
 }
 
-/// Writes until the windows are full, since the reader does not read.
+/// Writes to a tunnel until its windows are full, since the reader does not read.
 fn flood(writer: Tunnel) {
     let mut writer = writer.into_io();
     ambit_rt::spawn("flood", async move {

@@ -1,4 +1,4 @@
-//! Relays between two tunnels: ends and resets of either pass to the other.
+//! Tests of relays between two tunnels: ends and resets of either pass to the other.
 
 use ambit_testkit::h2_peer::{H2Peer, OpenTunnel};
 use bytes::Bytes;
@@ -21,7 +21,7 @@ impl Meter for Counted {
     }
 }
 
-/// A client's tunnel that is relayed into one to a scripted server.
+/// Client's tunnel that is relayed into a tunnel to a scripted server.
 struct Scene {
     client: Tunnel,
     server: H2Peer<DuplexStream>,

@@ -1,4 +1,4 @@
-//! Request metrics as a scrape reads them.
+//! Tests of request metrics as a scrape reads them.
 
 use std::time::SystemTime;
 
@@ -299,7 +299,7 @@ fn configured_labels_replace_others_and_merged_series_add_up() {
     );
 }
 
-/// Checks that sums never decrease: readers would take a decreasing counter for a restart, and its rest for an
+/// Checks that sums never decrease: Prometheus takes a falling counter for a restart, and its whole value for an
 /// increase.
 #[test]
 fn sum_of_series_never_falls_when_series_are_dropped() {

@@ -1,4 +1,4 @@
-//! Encoding of the treatment of endpoints.
+//! Encodes services' traffic policies.
 
 use std::collections::BTreeMap;
 

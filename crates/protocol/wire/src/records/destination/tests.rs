@@ -1,4 +1,4 @@
-//! Round trips of destination policies, and policies that are refused.
+//! Tests of traffic policies' round trips, and of policies that are rejected.
 
 use ambit_model::{
     Balancing, DestinationHttpVersion, DestinationLimits, DestinationPolicy, DestinationSubset,
@@ -11,7 +11,7 @@ use prost::Message;
 
 use super::*;
 
-/// A policy with every field.
+/// Builds a traffic policy in which every field is set.
 fn full_policy() -> DestinationPolicy {
     DestinationPolicy {
         unsupported: Some("tls".into()),

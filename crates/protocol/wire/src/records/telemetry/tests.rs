@@ -1,4 +1,4 @@
-//! Round trips of telemetry records.
+//! Tests of telemetry records' round trips.
 
 use std::time::Duration;
 

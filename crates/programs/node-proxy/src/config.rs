@@ -131,7 +131,7 @@ pub struct Config {
     /// terminates.
     pub self_termination_deadline: Duration,
     /// `AMBIT_UNENROLLED_DRAIN`: maximum time for which connections continue after their pod has left the mesh or was
-    /// deleted. `None`: until they end.
+    /// deleted. Unset: until they end.
     pub unenrolled_drain: Option<Duration>,
     /// `AMBIT_NETNS_DIR`: directory in which the container runtime binds the pods' network
     /// namespaces.
@@ -157,7 +157,7 @@ pub struct Config {
     /// has named an unknown policy; new ones are rejected at once.
     pub missing_policy_grace: Duration,
     /// `AMBIT_WAYPOINT_GRACE`: maximum time for which open connections that bypass the workload's waypoint continue
-    /// once all connections must pass it. `None`: until they end, if no layer 7 rule could apply to them.
+    /// once all connections must pass it. Unset: until they end, if no layer 7 rule could apply to them.
     pub waypoint_grace: Option<Duration>,
     /// `AMBIT_KEEP_LAST_GOOD_POLICY`: whether a policy that this version cannot fully evaluate is replaced by its last
     /// good version, instead of denying all.
@@ -174,7 +174,7 @@ pub struct Config {
     pub trust_domains_path: Option<PathBuf>,
     /// `AMBIT_METRICS_PRINCIPALS`: whether metrics have the principals of source and destination as labels.
     pub metrics_principals: bool,
-    /// `AMBIT_FLOW_READER`: SPIFFE ID of the control plane, which may read flow events on behalf of users. `None`:
+    /// `AMBIT_FLOW_READER`: SPIFFE ID of the control plane, which may read flow events on behalf of users. Unset:
     /// nobody may.
     #[serde(skip)]
     pub flow_reader: Option<Identity>,

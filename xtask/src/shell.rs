@@ -38,17 +38,22 @@ pub(crate) fn run(what: &str, command: &mut Command) -> Result<()> {
 pub(crate) fn nice(command: &Command) -> Command {
     let mut nice = Command::new("nice");
     nice.arg("-n19").arg(command.get_program());
-    nice.args(command.get_args());
-    if let Some(directory) = command.get_current_dir() {
-        nice.current_dir(directory);
+    inherit(command, &mut nice);
+    nice
+}
+
+/// Adds the arguments, the directory and the environment of a command to another one.
+pub(crate) fn inherit(from: &Command, to: &mut Command) {
+    to.args(from.get_args());
+    if let Some(directory) = from.get_current_dir() {
+        to.current_dir(directory);
     }
-    for (name, value) in command.get_envs() {
+    for (name, value) in from.get_envs() {
         match value {
-            Some(value) => nice.env(name, value),
-            None => nice.env_remove(name),
+            Some(value) => to.env(name, value),
+            None => to.env_remove(name),
         };
     }
-    nice
 }
 
 /// Returns cargo's target directory.

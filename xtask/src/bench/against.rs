@@ -115,12 +115,7 @@ pub(super) fn compare(bench: &Command, now: &Path, then: &Path) -> Result<()> {
 fn measure(bench: &Command, programs: &Path) -> Result<Vec<Figure>> {
     let file = programs.join("figures.json");
     let mut command = Command::new(programs.join("ambit-bench"));
-    command.args(bench.get_args());
-    for (name, value) in bench.get_envs() {
-        if let Some(value) = value {
-            command.env(name, value);
-        }
-    }
+    shell::inherit(bench, &mut command);
     command
         .env("AMBIT_BENCH_ROUNDS", "1")
         .env("AMBIT_BENCH_FIGURES", &file)
@@ -193,7 +188,7 @@ fn median(values: &[f64]) -> f64 {
 }
 
 /// Prints a line for each figure: medians, the ratio (above 1 is better) with its interval, and the outcome.
-#[expect(clippy::print_stdout, reason = "a table for who has asked for it")]
+#[expect(clippy::print_stdout, reason = "the table is what the command is for")]
 fn print(figures: &BTreeMap<String, Compared>, left_out: &BTreeSet<String>) {
     println!(
         "\n{:<52} {:>10} {:>10} {:<8} {:>7} {:>15} {:>3}",

@@ -14,7 +14,7 @@ const POINTER: &str = "COMPATIBILITY.md";
 /// Path of the book's pages in links of [`POINTER`].
 const BOOK: &str = "docs/src/";
 
-/// Returns every violation. `pointer` is the text of COMPATIBILITY.md; `exists` tells whether a path exists that begins
+/// Returns every violation. `pointer` is the text of COMPATIBILITY.md; `exists` returns whether a path exists that begins
 /// at the repository's root or with the name of a crate.
 pub(super) fn broken(pages: &Pages, pointer: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
     let ours: Vec<_> = pages.iter().filter(|(path, _)| is_ours(path)).collect();

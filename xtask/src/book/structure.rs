@@ -19,7 +19,7 @@ const MARKS: &[&str] = &[
 /// Texts of pages by their path below `docs/src`.
 pub(super) type Pages = BTreeMap<PathBuf, String>;
 
-/// Returns every violation. `exists` tells whether a file exists, whose path is relative to `docs/src`.
+/// Returns every violation. `exists` returns whether a file exists, whose path is relative to `docs/src`.
 pub(super) fn broken(pages: &Pages, exists: impl Fn(&Path) -> bool) -> Vec<String> {
     let mut broken = Vec::new();
     let summary = pages.get(Path::new(SUMMARY)).map_or("", String::as_str);

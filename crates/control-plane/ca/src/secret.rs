@@ -97,14 +97,13 @@ impl CaSecret {
     pub async fn follow(
         self,
         publisher: TrustPublisher,
-        leads: tokio::sync::watch::Receiver<bool>,
+        mut leadership: tokio::sync::watch::Receiver<bool>,
         mut drain: DrainWatcher,
     ) {
         let config = objects::config().fields(&format!("metadata.name={NAME}"));
         let mut watch = Watch::new("Secret", self.api.clone(), config, |secret: &Secret| {
             Some(secret.clone())
         });
-        let mut leadership = leads;
         // The existence of the Secret is unknown until a listing is complete.
         let mut there = None;
         let mut look = tokio::time::interval(RENEWAL_CHECK_INTERVAL);
@@ -124,8 +123,8 @@ impl CaSecret {
                 _ = look.tick() => {}
                 _ = drain.started() => return,
             }
-            let leads = *leadership.borrow_and_update();
-            if let Some(there) = there.filter(|_| leads) {
+            let is_leader = *leadership.borrow_and_update();
+            if let Some(there) = there.filter(|_| is_leader) {
                 self.reconcile_as_leader(&publisher, there).await;
             }
         }

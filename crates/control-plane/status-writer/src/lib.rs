@@ -44,7 +44,7 @@ const CONTROLLER: &str = "ambit-control";
 
 /// Starts to write reported status conditions while this replica is the leader of the mesh; ends with the drain.
 ///
-/// `replica` is the name of this replica in events; `is_mesh_leader` tells whether this replica is the leader of the
+/// `replica` is the name of this replica in events; `is_mesh_leader` is true while this replica is the leader of the
 /// whole mesh.
 pub fn start(
     client: Client,

@@ -291,7 +291,7 @@ pub struct Driver<IO: AsyncRead + AsyncWrite + Unpin> {
     shared: Arc<Shared>,
     windows: Windows,
     idle_release: Duration,
-    /// Liveness of the peer that `pinger` was last told.
+    /// Liveness of the peer that `pinger` last received.
     liveness: Liveness,
     /// Time at which the connection is closed, if its peer was removed.
     ends: Option<Instant>,

@@ -83,7 +83,7 @@ pub enum Objection {
     Policy,
     /// The pod's record names an unknown policy.
     MissingPolicy,
-    /// The connection bypasses the pod's waypoint; the field tells whether layer 7 rules could apply to it.
+    /// The connection bypasses the pod's waypoint; the field is whether layer 7 rules could apply to it.
     Bypass(Bypass),
 }
 

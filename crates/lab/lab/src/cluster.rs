@@ -55,7 +55,7 @@ pub(crate) enum Event {
     Manifests(Vec<ObjectEvent>),
     /// New state of a pod, from the task that runs it.
     Observed { uid: String, observed: Observed },
-    /// A pod that was told to stop has ended.
+    /// A pod has ended after a stop request.
     Gone { uid: String },
 }
 

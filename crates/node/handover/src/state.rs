@@ -48,7 +48,7 @@ impl Ended {
 /// Event that the state machine of the supervisor handles.
 #[derive(Debug)]
 pub(crate) enum Event<F> {
-    /// The process started; tells whether a predecessor and a holder responded.
+    /// The process started; the fields are whether a predecessor and a holder responded.
     Begin {
         predecessor: bool,
         holder: bool,

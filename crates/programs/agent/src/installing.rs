@@ -66,7 +66,7 @@ impl Installing {
     }
 
     /// Delays the shutdown until it is decided whether the plugin is uninstalled, and that is done: the agent still
-    /// serves the plugin meanwhile. The flag tells afterwards whether the agent is being removed.
+    /// serves the plugin meanwhile. The flag is set afterwards if the agent is being removed.
     pub(crate) fn until(self, mut ordered: Shutdown) -> (Self, Shutdown, Arc<AtomicBool>) {
         let ended = Shutdown::manual();
         let (trigger, removed) = (ended.trigger(), Arc::new(AtomicBool::new(false)));

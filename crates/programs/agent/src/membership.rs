@@ -1,4 +1,4 @@
-//! File that tells the plugin, while the agent is unavailable, which namespaces may have mesh pods.
+//! File of the namespaces that may have mesh pods, which the plugin reads while the agent is unavailable.
 //!
 //! `membership.json` in the run directory: `{"version":1,"namespaces":{"<name>":<may have mesh
 //! pods>}}`. Written whole and renamed into place.

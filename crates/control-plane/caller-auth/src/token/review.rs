@@ -50,7 +50,7 @@ impl fmt::Debug for Reviewer {
 impl Reviewer {
     /// Creates a reviewer that accepts only tokens for `audience`.
     pub fn new(client: Client, audience: &str) -> Self {
-        // Outside of a cluster the file does not exist: then the first accepted token tells the
+        // Outside of a cluster the file does not exist: then the first accepted token shows the
         // issuer.
         let own = std::fs::read_to_string(OWN_TOKEN_PATH).ok();
         let issuer = own.as_deref().and_then(unverified::issuer_of_own);

@@ -345,7 +345,7 @@ fn config_map_changes_reconcile_only_their_gateways() {
         table.config_map(&map(map_name), parameters(data));
         assert_eq!(!table.take_due().is_empty(), is_due, "{map_name}");
     }
-    assert_eq!(replicas(&table), 2, "what the key said is undone");
+    assert_eq!(replicas(&table), 2, "the effect of the key is undone");
     table.config_map(&map("own"), None);
     assert!(!table.take_due().is_empty());
     let plan = table.plan(&name());

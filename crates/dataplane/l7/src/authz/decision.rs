@@ -7,7 +7,7 @@ use ambit_model::{ArcStr, PolicyKey};
 /// Decision of the policies about a request or a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpDecision {
-    /// Reason for the decision, which tells whether it allows.
+    /// Reason for the decision, which implies whether it allows.
     pub why: Why,
     /// Dry-run policies that would have denied.
     pub dry_run: Vec<DryRun>,

@@ -20,7 +20,7 @@ pub(super) struct Departures {
     gone: watch::Sender<u64>,
 }
 
-/// Workloads of one batch that were removed, moved or changed their health, by uid; the value tells whether another
+/// Workloads of one batch that were removed, moved or changed their health, by uid; the value is whether another
 /// workload has taken over an address.
 #[derive(Debug, Default)]
 pub(super) struct DepartedWorkloads(HashMap<ArcStr, bool>);

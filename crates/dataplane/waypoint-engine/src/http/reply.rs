@@ -8,7 +8,7 @@ use crate::{
     message::{self, Body},
 };
 
-/// Header `x-envoy-overloaded`, which tells clients not to retry immediately.
+/// Header `x-envoy-overloaded`, which asks clients not to retry immediately.
 const OVERLOADED: HeaderName = HeaderName::from_static("x-envoy-overloaded");
 
 /// Response that the waypoint itself generates, with the reason for access logs and metrics.

@@ -573,10 +573,10 @@ async fn hanging_mirrors_are_bounded_and_delay_no_original() {
             format!("GET /{number} HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n")
         });
         let requests: Vec<String> = requests.collect();
-        let said = requests
+        let responses = requests
             .iter()
             .map(|request| scene.client.say(VIP, HTTP1, request.as_bytes()));
-        for response in join_all(said).await {
+        for response in join_all(responses).await {
             assert_eq!(response.statuses(), [200]);
         }
         let mut received = scene.got();

@@ -207,7 +207,7 @@ fn slow_reader_affects_only_itself() {
             let piece = vec![b'x'; 1 << 20];
             return (0..LARGE >> 20).try_for_each(|_| stream.write_all(&piece));
         }
-        // The application reads the body only when told to.
+        // The application reads the body only on command.
         let _told = wait.lock().unwrap().recv();
         let read = std::io::copy(
             &mut stream.try_clone()?.take(LARGE as u64),

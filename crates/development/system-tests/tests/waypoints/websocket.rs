@@ -117,7 +117,7 @@ async fn echo(request: Request<RecvStream>, mut respond: h2::server::SendRespons
     let _gone = send.send_data(Bytes::new(), true);
 }
 
-/// Starts an HTTP/2 application; `offers` tells whether it supports extended CONNECT for WebSocket.
+/// Starts an HTTP/2 application; `offers` is whether it supports extended CONNECT for WebSocket.
 fn serve_http2(mesh: &Mesh, port: u16, offers: bool) {
     mesh.serve("shop/server", port, move |stream| {
         stream.set_nonblocking(true)?;

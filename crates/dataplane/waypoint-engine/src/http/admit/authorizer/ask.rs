@@ -236,7 +236,7 @@ pub(in crate::http) struct UnaryCall<'a> {
     pub(in crate::http) path: &'a str,
     /// Encoded protobuf message of the request.
     pub(in crate::http) message: Vec<u8>,
-    /// Value of `grpc-timeout`, which tells the server the deadline.
+    /// Value of `grpc-timeout`: the deadline for the server.
     pub(in crate::http) timeout: Duration,
     pub(in crate::http) caller: CallFor<'a>,
     /// Number of waypoints that the client's request has passed.
